@@ -7,7 +7,7 @@ import pytest
 
 import crate_interp as ci
 from conftest import PLAIN, make
-from crate_interp.data.folder_listing import Listing, folder_samples, names_under
+from crate_interp.data.folder_listing import folder_samples, names_under
 from crate_interp.data.samples import ImageReading
 from gathered import CHUNKS, folder
 
@@ -36,25 +36,17 @@ def test_names_come_in_the_order_of_paths(odd):
     assert names == sorted(names, key=lambda name: Path(name).parts)
 
 
-def test_a_listing_knows_names_sizes_and_their_digest(odd):
+def test_the_fingerprint_is_of_names_and_sizes(odd):
     for name in ("gone.png", "loop.png"):
         (odd / name).unlink()
-    listing = Listing.of(odd)
-    names = list(names_under(odd))
-    assert listing.names == names
     lines = [
         name.encode("utf-8", "surrogateescape").replace(b"\n", b"\0")
         + f" {(odd / name).stat().st_size}".encode()
-        for name in names
+        for name in names_under(odd)
     ]
     wanted = hashlib.sha256(b"\n".join(lines)).hexdigest()
-    assert listing.fingerprint == f"names-and-sizes:sha256:{wanted}"
-    assert listing.paths(range(2, 5)) == [odd / name for name in names[2:5]]
-
-
-def test_a_name_does_not_lead_out_of_the_folder(odd):
-    with pytest.raises(ValueError, match="is not inside"):
-        Listing(odd / "c", ["../a/y.png"], [8]).paths([0])
+    samples = folder_samples(str(odd), ImageReading(lambda given: given))  # pyright: ignore
+    assert samples.fingerprint == f"imagefolder:names-and-sizes:sha256:{wanted}"
 
 
 def test_a_folder_without_pictures_and_a_bad_first(tmp_path):

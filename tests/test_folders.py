@@ -162,7 +162,7 @@ def test_a_second_writer_is_refused_and_a_dead_one_is_not(sweeps, tmp_path):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         try:
             assert holder.stdout and holder.stdout.readline() == "ready\n"
-            words = "is being written by another process: wait until it ends"
+            words = "is being written by another process, wait until it ends"
             with pytest.raises(ValueError, match=words):
                 sweeps[1].save(tmp_path)
             data = torch.randn(2, 3, 6, 20)

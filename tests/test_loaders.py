@@ -113,7 +113,7 @@ def test_a_loader_of_tokens_gives_each_sample_once(form):
         held = TOKENS
     dataset = Own(held, LABELS if form == "pairs" else None)
     wanted = ci.sweep(lm, held, **SWEEP)
-    with pytest.warns(UserWarning, match="RandomSampler"):
+    with pytest.warns(UserWarning, match="order is left aside"):
         same(ci.sweep(lm, DataLoader(dataset, batch_size=2, shuffle=True), **SWEEP), wanted)
     if form != "texts":
         batches = [TOKENS[:3], TOKENS[3:]]
@@ -124,16 +124,15 @@ def doubled(batch):
     return together(batch + batch)
 
 
+ONCE = "does not give each sample once, in order: write .*num_workers=0, drop_last=False, shuffle="
+
+
 @pytest.mark.parametrize(
     "loader, words",
     [
-        (lambda: DataLoader(Arriving(), num_workers=2), r"num_workers=0\)"),
-        (lambda: DataLoader(Arriving(), drop_last=True), r"drop_last=False\)"),
-        (
-            lambda: DataLoader(Arriving(), num_workers=2, batch_size=3, drop_last=True),
-            r"num_workers=0, drop_last=False\)",
-        ),
-        (lambda: DataLoader([(BYTES, LABELS)], batch_size=None, shuffle=True), r"shuffle=False\)"),
+        (lambda: DataLoader(Arriving(), num_workers=2), ONCE),
+        (lambda: DataLoader(Arriving(), drop_last=True), ONCE),
+        (lambda: DataLoader([(BYTES, LABELS)], batch_size=None, shuffle=True), ONCE),
         (lambda: DataLoader(Own(BYTES, LABELS), collate_fn=doubled), "makes 2 samples of sample 0"),
     ],
 )

@@ -111,8 +111,8 @@ def test_what_a_stream_must_have(model, data):
     untold = datasets.IterableDataset.from_generator(lambda: iter([{"picture": object()}]))
     for words, given in (
         ("the data is empty: there is no image in the stream", empty),
-        ("the data is empty: there is no row in the stream", nothing),
-        ("does not state its columns: set them, data.cast", untold),
+        ("stream is empty, or does not state its columns: give data.cast", nothing),
+        ("stream is empty, or does not state its columns: give data.cast", untold),
         ("has no image column; its columns are label", stream.select_columns(["label"])),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=words):
@@ -158,7 +158,7 @@ def test_windows_of_a_stream_of_texts(family, texts):
     assert few.n == 5 and torch.equal(few.read(1, 4), open_text(texts, lm.windows).read(1, 4))
     with pytest.raises(ValueError, match="the texts have 3 tokens, but a window has 13"):
         ci.sweep(lm, table.select([2]).to_iterable_dataset(), **CHUNKS)
-    with pytest.raises(ValueError, match="is a stream, whose windows of tokens are made"):
+    with pytest.raises(ValueError, match="cannot take text from IterableDataset: give token ids"):
         open_text(table.to_iterable_dataset(), lm.windows)
 
 

@@ -20,7 +20,13 @@ def is_int(value: object) -> bool:
 
 
 def shown(value: object) -> str:
-    """Returns a value as errors show it: its repr on one line, cut if it is long."""
+    """Returns a value as errors show it: its repr on one line, cut if it is long.
+
+    Of an array, the type and the shape.
+    """
+    array: Any = value
+    if getattr(array, "ndim", 0) and hasattr(array, "dtype"):
+        return f"{array.dtype} of shape {list(array.shape)}"
     try:
         return safe_text.plain(_REPR.repr(value))
     except ValueError:  # an int of thousands of digits has no str

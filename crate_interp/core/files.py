@@ -11,12 +11,11 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from io import BufferedReader
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PureWindowsPath
 from typing import Any, NamedTuple
 
 from crate_interp.core.safe_text import plain
 
-_NAMED = 5  # the most files that an error names
 _HOST = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 _OWN = re.compile(r".+[.-]([0-9a-f]{8})-([0-9]{1,10})-[0-9a-f]{8}(\.\w+)?", re.DOTALL)
 
@@ -60,8 +59,8 @@ def lives(process: int) -> bool:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:
-        return True
+    except PermissionError:  # of another user
+        pass
     return True
 
 
@@ -78,33 +77,23 @@ def is_own_name(name: str) -> bool:
     return _OWN.fullmatch(name) is not None
 
 
-def odd_kind(path: Path) -> str:
-    """Returns "a link", "a folder" or "no regular file", or "" for a regular file or nothing."""
-    if os.path.islink(path):
-        return "a link"
-    if os.path.isdir(path):
-        return "a folder"
-    return "no regular file" if os.path.exists(path) and not os.path.isfile(path) else ""
-
-
 def check_regular(path: Path) -> None:
     """Raises ValueError if a file is to be written where there is a link, a folder or a pipe."""
-    kind = odd_kind(path)
-    if kind:
+    link = os.path.islink(path)
+    if link or (os.path.exists(path) and not os.path.isfile(path)):
         raise ValueError(
-            f"{str(path)!r} is {kind} where a file is to be written: remove it, or give another "
-            "folder."
+            f"{str(path)!r} is {'a link' if link else 'a folder or a pipe'} where a file is to be "
+            "written: remove it, or give another folder."
         )
 
 
 def foreign(folder: Path, names: Collection[str]) -> ValueError:
     """Returns the error for files that would be lost, and that no index or ledger of ours names."""
-    some = ", ".join(plain(repr(name), 100) for name in sorted(names)[:_NAMED])
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    some = ", ".join(plain(repr(name), 100) for name in sorted(names)[:5])
     return ValueError(
-        f"{str(folder)!r} holds files that crate_interp did not write, or that were changed since, "
-        f"and that would be lost: {some}{more}. Nothing was removed. Move these files to another "
-        "place, or give another folder."
+        f"{str(folder)!r} holds {len(names)} files that crate_interp did not write, or that were "
+        f"changed since, and that would be lost: {some}. Nothing was removed. Move these files to "
+        "another place, or give another folder."
     )
 
 
@@ -159,13 +148,8 @@ def open_regular(path: str | Path) -> BufferedReader:
 
 def stays_inside(name: object) -> bool:
     """Tells whether a relative path stays inside the folder that it starts from."""
-    return (
-        isinstance(name, str)
-        and name not in ("", ".")
-        and not PurePosixPath(name).is_absolute()
-        and ".." not in PurePosixPath(name).parts
-        and not set(name) & {"\\", "\0"}
-    )
+    path = PureWindowsPath(name) if isinstance(name, str) else PureWindowsPath()  # takes / and \
+    return bool(path.parts) and not path.anchor and not {"..", "\0"} & {*path.parts, *str(name)}
 
 
 # nanoseconds: a file that changed this shortly before it was read may change again without new

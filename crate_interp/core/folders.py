@@ -51,13 +51,10 @@ def locked(folder: str | Path) -> Iterator[Path]:
         lock = FileLock(out.resolve() / LOCK, timeout=0, is_singleton=True)
         nested = lock.is_locked
         lock.acquire()
-    except Timeout:
-        raise ValueError(
-            f"{str(out)!r} is being written by another process: wait until it ends, or give "
-            "another folder."
-        ) from None
     except (OSError, ValueError) as error:  # ValueError: a name that no folder can have
         reason = getattr(error, "strerror", None) or error
+        if isinstance(error, Timeout):
+            reason = "it is being written by another process, wait until it ends"
         raise ValueError(
             f"cannot write into {str(out)!r}: {reason}. Give another folder."
         ) from None
@@ -111,7 +108,7 @@ def _move(
     gone = [name for name in gone if is_one(out / name, known[name])]  # others are the user's
     for name in (*moved, *gone, index):
         _check_place(out, name)
-    _check_ours(out, known, {name: new.get(name, "") for name in (*moved, *gone)})
+    check_ours(out, index, (*moved, *gone), new)
     after = dict(sorted(({name: old[name] for name in kept} | new).items()))
     if content is not None:
         write_text(stage / index, json.dumps({**content, "files": after}, indent=2) + "\n")
@@ -211,11 +208,6 @@ def differs(folder: Path, files: Mapping[str, str]) -> list[str]:
     return [name for name, wanted in files.items() if not is_one(places[name], [wanted])]
 
 
-def check_ours(out: Path, index: str, names: Collection[str]) -> None:
-    """Raises ValueError if files with these names would be lost when a folder is replaced."""
-    _check_ours(out, _known(out, index), dict.fromkeys(names, ""))
-
-
 def _known(out: Path, index: str) -> dict[str, list[str]]:
     """Returns the digests that the index and the journal give for each file."""
     found = {name: [value] for name, value in listed(out / index).items()}
@@ -226,13 +218,17 @@ def _known(out: Path, index: str) -> dict[str, list[str]]:
     return found
 
 
-def _check_ours(out: Path, known: Mapping[str, list[str]], files: Mapping[str, str]) -> None:
-    """Raises ValueError if `out` has other files under some names than those that are known.
+def check_ours(
+    out: Path, index: str, names: Collection[str], new: Mapping[str, str] | None = None
+) -> None:
+    """Raises ValueError if files with these names would be lost when a folder is replaced.
 
-    files: name -> digest of the new file, which may be there already.
+    new: the digests of new files, which may be there already.
     """
-    there = [name for name in files if os.path.lexists(out / name)]
-    odd = [name for name in there if not is_one(out / name, [*known.get(name, ()), files[name]])]
+    known, new = _known(out, index), new or {}
+    there = [name for name in names if os.path.lexists(out / name)]
+    ours = {name: [*known.get(name, ()), new.get(name, "")] for name in there}
+    odd = [name for name in there if not is_one(out / name, ours[name])]
     if odd:
         raise foreign(out, odd)
 
@@ -241,6 +237,5 @@ def _check_place(out: Path, name: str) -> None:
     """Raises ValueError if a name must not be written: it is behind a link, or names a folder."""
     for up in (path for path in (out / name).parents if out in path.parents):
         if up.is_symlink() or (up.exists() and not up.is_dir()):
-            kind = "a link" if up.is_symlink() else "not a folder"
-            raise ValueError(f"{str(up)!r} is {kind}: remove it, or give another folder.")
+            raise ValueError(f"{str(up)!r} is not a folder: remove it, or give another folder.")
     check_regular(out / name)

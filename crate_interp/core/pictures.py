@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from crate_interp.core import files
 from crate_interp.core.safe_text import plain
@@ -31,21 +31,11 @@ UNREAD_SUFFIXES = (
     ".rw2", ".raf", ".pef", ".tga", ".ico", ".icns", ".dds", ".pcx", ".exr", ".hdr", ".fits",
     ".dcm", ".qoi", ".apng", ".mpo", ".dib",
 )  # fmt: skip
-_TURNS = {  # EXIF orientation -> the operation that turns the picture upright
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-_SIDEWAYS = (5, 6, 7, 8)
+_TURNED, _SIDEWAYS = range(2, 9), range(5, 9)  # EXIF orientations
 # system errors that are about the file; others, such as EIO, are about the machine
 _OF_THE_FILE = (
     None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG,
 )  # fmt: skip
-_WHERE_EXIF_IS = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
 
 
 class Undecodable(ValueError):
@@ -91,9 +81,8 @@ def loaded(image: Picture, kind: str = "image") -> tuple[Image.Image, str]:
         return _upright(image, what), what
     if not isinstance(image, (str, Path)):
         raise ValueError(
-            f"cannot read {what} from {type(image).__name__}: "
-            "give PIL images, paths or one uint8 array [n, channels, height, width]"
-            + (', such as data[:]["image"].' if hasattr(image, "features") else ".")
+            f"cannot read {what} from {type(image).__name__}: give PIL images, paths or one uint8 "
+            "array [n, channels, height, width]."
         )
     what = f"the {kind} {quoted(image)}"
     try:
@@ -175,13 +164,9 @@ def _upright(image: Image.Image, what: str) -> Image.Image:
         image.load()
         if image.format == "TIFF":  # Pillow has already turned it and dropped the orientation
             orientation = _orientation(image)
-        if orientation not in _TURNS:
-            return image
-        turned = image.transpose(_TURNS[orientation])
+        return ImageOps.exif_transpose(image) if orientation in _TURNED else image
     except Exception as error:  # each decoder of Pillow raises its own errors
         raise _unread(what, error) from None
-    turned.info = {name: kept for name, kept in image.info.items() if name not in _WHERE_EXIF_IS}
-    return turned
 
 
 def _orientation(image: Image.Image) -> int:

@@ -23,16 +23,12 @@ from crate_interp.data.folder_listing import (
     names_and_sizes,
     names_under,
     path_and_option,
+    size_of,
 )
-from crate_interp.data.items import IGNORE, Item, check_mask
+from crate_interp.data.items import IGNORE, Item
 from crate_interp.data.picture_contents import inside
 from crate_interp.data.samples import ImageReading, Samples
 
-_NEEDED = {  # table -> fields that its rows must have
-    "images": ("id", "file_name", "width", "height"),
-    "annotations": ("id", "image_id", "category_id", "segmentation"),
-    "categories": ("id",),
-}
 VOC_IMAGES, VOC_MASKS, VOC_SPLITS = "JPEGImages", "SegmentationClass", "ImageSets/Segmentation"
 
 
@@ -51,83 +47,54 @@ def coco_samples(where: str, how: ImageReading) -> Samples:
     _pycocotools()
     path, option = path_and_option(where)
     folder = Path(expanduser(option)) if option else path.parent
-    tables, annotated = _read(path)
     if not isdir(folder):
         raise ValueError(f"{quoted(folder)} is not a folder: give coco:ANNOTATIONS.json:IMAGEDIR.")
-    ids = sorted(row["id"] for row in tables["categories"])
-    if len(ids) >= IGNORE:
-        raise ValueError(f"{quoted(path)} has {len(ids)} categories: give at most 254.")
-    classes = {one: number for number, one in enumerate(ids, 1)}
-    names = [row["file_name"] for row in tables["images"]]
-    paths = [inside(folder, name, path) for name in names]
-    items: dict[Any, Item] = {}
-    regions: dict[Any, list[Any]] = {row["id"]: [] for row in tables["images"]}
-    for row, file in zip(tables["images"], paths, strict=True):
-        size = (row["width"], row["height"])
-        found = header(file, f"the image {quoted(file)}")[1]
-        if size != found:
-            raise ValueError(
-                f"{quoted(path)} gives {quoted(row['file_name'])} as {size[1]} x {size[0]}, but "
-                f"the image is {found[1]} x {found[0]}: masks would not fit it."
-            )
-        draw = partial(_class_map, size[::-1], regions[row["id"]], classes)
-        what = f"the mask of image {row['id']}"
-        items[row["id"]] = Item(file, mask=Later(draw, what, partial(tuple, size)))
-    for row in tables["annotations"]:
-        what = f"annotation {row['id']} in {quoted(path)}"
-        for field, known in (("image_id", items), ("category_id", classes)):
-            if row[field] not in known:
-                raise ValueError(f"{what} has the {field} {row[field]}, which is not in the file.")
-        size = items[row["image_id"]].mask.size()[::-1]
-        if not _is_drawable(row["segmentation"], size):
-            raise ValueError(
-                f"the segmentation of {what} cannot be drawn: give polygons x, y, x, y, ..., or "
-                f"run lengths of a {size[0]} x {size[1]} image."
-            )
-        regions[row["image_id"]].append(row)
-    fingerprint = f"coco:{names_and_sizes(paths, names)}:annotations:{annotated}"
-    return file_samples(list(items.values()), folder, names, how, fingerprint, binary=False)
-
-
-def _read(path: Path) -> tuple[dict[str, list[dict[str, Any]]], str]:
-    """Returns the three tables of an annotation file, and the digest of its bytes.
-
-    Raises ValueError if a table, or a field of a row, is missing.
-    """
     try:
         data = path.read_bytes()
         content = json.loads(data)
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"cannot read the annotations {quoted(path)}: {plain(error)}") from None
-    for table, fields in _NEEDED.items():
-        rows = content.get(table) if isinstance(content, dict) else None
-        if not isinstance(rows, list):
-            raise ValueError(f"{quoted(path)} holds no COCO annotations: it has no list {table}.")
-        for number, row in enumerate(rows):
-            for field in fields:
-                if field not in row:
-                    what = f"number {number} of its {table} has no {field}"
-                    raise ValueError(f"{quoted(path)}: {what}.")
-        if len({row["id"] for row in rows}) != len(rows):
-            raise ValueError(f"{quoted(path)} gives an id twice in its {table}.")
-    return content, digest_of_bytes(data)
+        names = [row["file_name"] for row in content["images"]]
+        sizes = {row["id"]: (row["width"], row["height"]) for row in content["images"]}
+        ids = sorted({row["id"] for row in content["categories"]})
+        regions: dict[Any, list[Any]] = {number: [] for number in sizes}
+        classes = {one: number for number, one in enumerate(ids, 1)}
+        for row in content["annotations"]:
+            region = (row["segmentation"], row.get("iscrowd"), classes[row["category_id"]])
+            regions[row["image_id"]].append(region)
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"cannot read the annotations {quoted(path)}: {plain(repr(error))}. Give a JSON file "
+            "in COCO's format, with images, annotations and categories."
+        ) from None
+    if len(ids) >= IGNORE or len(sizes) != len(names):
+        raise ValueError(f"{quoted(path)} has more than 254 categories, or an image id twice.")
+    paths, items = [inside(folder, name, path) for name in names], []
+    for file, (number, size) in zip(paths, sizes.items(), strict=True):
+        found = header(file, f"the image {quoted(file)}")[1]
+        if size != found:
+            raise ValueError(
+                f"{quoted(path)} gives {quoted(file.name)} as {size[1]} x {size[0]}, but "
+                f"the image is {found[1]} x {found[0]}: masks would not fit it."
+            )
+        if not all(_is_drawable(region[0], size[::-1]) for region in regions[number]):
+            raise ValueError(
+                f"an annotation of image {number} in {quoted(path)} cannot be drawn: give polygons "
+                f"x, y, x, y, ..., or run lengths of a {size[1]} x {size[0]} image."
+            )
+        draw = partial(_class_map, size[::-1], regions[number])
+        mask = Later(draw, f"the mask of image {number}", partial(tuple, size))
+        items.append(Item(file, mask=mask))
+    annotated = f"annotations:{digest_of_bytes(data)}"
+    fingerprint = f"coco:{names_and_sizes(names, map(size_of, paths))}:{annotated}"
+    return file_samples(items, folder, names, how, fingerprint, binary=False)
 
 
-def _class_map(
-    size: tuple[int, int], rows: list[dict[str, Any]], classes: dict[int, int]
-) -> Image.Image:
-    """Draws the class map of an image of (height, width)."""
+def _class_map(size: tuple[int, int], regions: list[Any]) -> Image.Image:
+    """Draws the class map of an image of (height, width): crowds, then objects by falling size."""
     drawn = np.zeros(size, np.uint8)
-    crowds, objects = [], []
-    for row in rows:
-        mask = _mask(row["segmentation"], size)
-        if row.get("iscrowd"):
-            crowds.append((mask, IGNORE))
-        else:
-            objects.append((mask, classes[row["category_id"]]))
-    objects.sort(key=lambda pair: -pair[0].sum(dtype=np.int64))  # the smallest, last, is on top
-    for mask, number in crowds + objects:
-        drawn[mask > 0] = number
+    masks = [(_mask(runs, size), crowd, number) for runs, crowd, number in regions]
+    masks.sort(key=lambda one: (not one[1], 0 if one[1] else -one[0].sum(dtype=np.int64)))
+    for mask, crowd, number in masks:
+        drawn[mask > 0] = IGNORE if crowd else number
     return Image.fromarray(drawn)
 
 
@@ -186,26 +153,24 @@ def voc_samples(where: str, how: ImageReading) -> Samples:
                 f"{quoted(place)} is not a folder: give voc:DIR or voc:DIR:SPLIT, where DIR has "
                 f"{VOC_IMAGES}/ and {VOC_MASKS}/."
             )
-    parts = {
-        kind: {splitext(name)[0]: f"{kind}/{name}" for name in names_under(folder / kind)}
+    images, masks = (
+        {splitext(name)[0]: f"{kind}/{name}" for name in names_under(folder / kind)}
         for kind in (VOC_IMAGES, VOC_MASKS)
-    }
-    images, masks = parts.values()
-    names = [name for name in images if name in masks] if split is None else _split(folder, split)
-    if not names:
-        raise ValueError(f"the data is empty: no image in {quoted(folder)} has a mask.")
-    for name in names:
-        for kind, files in parts.items():
-            if name not in files:
-                place = quoted(folder / kind)
-                raise ValueError(f"{quoted(name)} of split {split!r} has no file in {place}.")
-        mode, size = header(folder / masks[name], f"the image {quoted(folder / masks[name])}")
-        image = folder / images[name]
-        check_mask(mode, size, header(image, f"the image {quoted(image)}")[1], quoted(name))
+    )
+    both = [name for name in images if name in masks]
+    names = both if split is None else _split(folder, split)
+    lacking = [name for name in names if name not in both]
+    if lacking or not names:
+        what = f"{quoted(lacking[0])} has" if lacking else "no image has"
+        raise ValueError(
+            f"{what} no file of the same name in both {VOC_IMAGES}/ and {VOC_MASKS}/ of "
+            f"{quoted(folder)}."
+        )
     below, drawn = [images[name] for name in names], [masks[name] for name in names]
     pairs = zip(below, drawn, strict=True)
     items = [Item(folder / image, mask=folder / mask) for image, mask in pairs]
-    print_ = f"voc:{names_and_sizes([folder / name for name in below + drawn], below + drawn)}"
+    sizes = (size_of(folder / name) for name in below + drawn)
+    print_ = f"voc:{names_and_sizes(below + drawn, sizes)}"
     return file_samples(items, folder, below, how, print_, drawn, binary=False)
 
 
@@ -216,12 +181,7 @@ def _split(folder: Path, split: str) -> list[str]:
     if split not in known:
         raise ValueError(
             f"no split of {quoted(folder)} is called {quoted(split)}: give one of "
-            f"{plain(', '.join(known), 1000) or 'none'}, or voc:DIR for all images with a mask."
+            f"{plain(', '.join(known), 1000)}, or voc:DIR for all images with a mask."
         )
     text = path.read_text("utf-8", errors="surrogateescape")  # file names may be any bytes
-    names = [line.split()[0] for line in text.splitlines() if line.strip()]
-    if not names:
-        raise ValueError(f"the data is empty: {quoted(path)} holds no name.")
-    for name in names:
-        inside(folder / VOC_IMAGES, name, path)
-    return names
+    return [line.split()[0] for line in text.splitlines() if line.strip()]

@@ -11,7 +11,13 @@ from PIL import Image
 
 from crate_interp.core.pictures import check_depth, header, loaded, opened, quoted
 from crate_interp.core.safe_text import plain
-from crate_interp.data import folder_listing
+from crate_interp.data.folder_listing import (
+    first_folders,
+    names_and_sizes,
+    names_under,
+    path_and_option,
+    size_of,
+)
 from crate_interp.data.items import Item, item_samples
 from crate_interp.data.picture_contents import Files
 from crate_interp.data.samples import ImageReading, Samples
@@ -33,41 +39,35 @@ def cutout_samples(where: str, how: ImageReading) -> Samples:
 
     Raises ValueError if DIR is not a folder or has no objects, or if a background cannot be read.
     """
-    folder, option = folder_listing.path_and_option(where)
-    if not isdir(folder):
-        raise ValueError(f"{quoted(folder)} is not a folder: give cutouts:DIR or cutouts:DIR:SEED.")
-    if option is not None and not (option.isascii() and option.isdecimal() and len(option) < 20):
+    folder, option = path_and_option(where)
+    seed = option or "0"
+    if not isdir(folder) or not (seed.isascii() and seed.isdecimal() and len(seed) < 20):
         raise ValueError(
-            f"cutouts:{plain(where, 1000)}: the seed {quoted(option)} is not a whole number: "
-            "give a seed such as 3, as in cutouts:DIR:3."
+            f"cutouts:{plain(where, 1000)} is not a folder: give cutouts:DIR or cutouts:DIR:SEED, "
+            "where SEED is a whole number."
         )
-    seed, backgrounds = int(option or 0), folder / BACKGROUNDS
-    behind = list(folder_listing.names_under(backgrounds))
+    backgrounds = folder / BACKGROUNDS
+    behind = list(names_under(backgrounds))
     if isdir(backgrounds) and not behind:
         raise ValueError(f"{quoted(backgrounds)} has no images: put some there, or remove it.")
     for name in behind:
         what = f"the image {quoted(backgrounds / name)}"
         check_depth(header(backgrounds / name, what)[0], what)
-    files = [
-        name
-        for name in folder_listing.names_under(folder, (".png", ".webp"))
-        if not name.startswith(f"{BACKGROUNDS}/")
-    ]
+    files = names_under(folder, (".png", ".webp"))
+    files = [name for name in files if not name.startswith(f"{BACKGROUNDS}/")]
     names = [name for name in files if _is_object(folder / name)]
     if not names:
         raise ValueError(
             f"the folder {quoted(folder)} has no objects: none of its {len(files)} PNG and WebP "
             f"files has an alpha band that covers {COVER[0]:.0%} to {COVER[1]:.0%} of its canvas."
         )
-    composites = Composites(folder, names, behind, seed)
+    composites = Composites(folder, names, behind, int(seed))
     paths = [folder / name for name in names] + [backgrounds / name for name in behind]
-    listing = folder_listing.names_and_sizes(
-        paths, names + [path.name for path in paths[len(names) :]]
-    )
+    known = names + [path.name for path in paths[len(names) :]]
+    print_ = f"cutouts:seed={int(seed)}:{names_and_sizes(known, map(size_of, paths))}"
     return item_samples(
-        composites.items, range(len(names)), f"cutouts:seed={seed}:{listing}", how, masked=True,
-        binary=True, labels=folder_listing.first_folders(names),
-        files=Files(folder, composites.files, composites.files),
+        composites.items, range(len(names)), print_, how, masked=True, binary=True,
+        labels=first_folders(names), files=Files(folder, composites.files, composites.files),
     )  # fmt: skip
 
 
@@ -99,8 +99,10 @@ class Composites:
         items = []
         for index in range(start, min(stop, len(self.names))):
             name, rng = self.background(index)
-            if name is None:
-                square = _smooth_noise(rng)
+            if name is None:  # a random colour with soft spots of similar colours
+                colours = rng.uniform(40, 216, 3) + rng.normal(0, 40, (5, 5, 3))
+                spots = Image.fromarray(colours.clip(0, 255).astype(np.uint8))
+                square = spots.resize((SIDE, SIDE), Image.Resampling.BICUBIC)
             else:
                 square = random_square(loaded(self.folder / name)[0].convert("RGB"), SIDE, rng)
             cutout = loaded(self.folder / self.names[index])[0].convert("RGBA")
@@ -119,13 +121,6 @@ def _is_object(path: Path) -> bool:
         # each decoder of Pillow raises its own errors; one bad file among many is skipped
         return False
     return bool(COVER[0] <= share <= COVER[1])
-
-
-def _smooth_noise(rng: np.random.Generator) -> Image.Image:
-    """Returns a random colour with soft spots of similar colours."""
-    colours = rng.uniform(40, 216, 3) + rng.normal(0, 40, (5, 5, 3))
-    spots = Image.fromarray(colours.clip(0, 255).astype(np.uint8))
-    return spots.resize((SIDE, SIDE), Image.Resampling.BICUBIC)
 
 
 def paste(

@@ -5,8 +5,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from os.path import expanduser, isdir
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from crate_interp.core.folders import listed
 from crate_interp.core.pictures import SUFFIXES, UNREAD_SUFFIXES, quoted
 from crate_interp.core.safe_text import plain
 from crate_interp.data.items import Item, Items, item_samples
-from crate_interp.data.picture_contents import Files, bytes_of, inside
+from crate_interp.data.picture_contents import Files
 from crate_interp.data.samples import ImageReading, Samples
 from crate_interp.results.result_files import META
 
@@ -72,19 +71,22 @@ def names_under(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> Iterator[st
     yield from walk("")
 
 
-def names_and_sizes(paths: Iterable[Path], names: Iterable[str]) -> str:
+def size_of(path: Path) -> int:
+    """Returns the size of a file, or -1 if it cannot be read, such as that of a broken link."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return -1
+
+
+def names_and_sizes(names: Iterable[str], sizes: Iterable[int]) -> str:
     """Returns a fingerprint of files, made of their names and sizes; no content is read."""
-    return fingerprint_of(names, (path.stat().st_size for path in paths))
-
-
-def fingerprint_of(names: Iterable[str], sizes: Iterable[int]) -> str:
-    """Returns the fingerprint made of the names and sizes of files."""
     lines = (
-        bytes_of(name).replace(b"\n", b"\0") + f" {size}".encode()  # names never hold a zero byte
+        os.fsencode(name).replace(b"\n", b"\0") + f" {size}".encode()  # names hold no zero byte
         for name, size in zip(names, sizes, strict=True)
     )
-    digest = hashlib.sha256(b"\n".join(lines)).hexdigest()
-    return f"names-and-sizes:sha256:{digest}"
+    digest = hashlib.sha256(b"\n".join(lines))
+    return f"names-and-sizes:sha256:{digest.hexdigest()}"
 
 
 def first_folders(names: Iterable[str]) -> list[str] | None:
@@ -95,62 +97,6 @@ def first_folders(names: Iterable[str]) -> list[str] | None:
     pairs = [name.partition("/")[:2] for name in names]
     known = {folder: plain(folder, 1000) for folder in {folder for folder, _ in pairs}}
     return [known[folder] for folder, _ in pairs] if all(slash for _, slash in pairs) else None
-
-
-@dataclass(frozen=True)
-class Listing:
-    """The names and sizes of the pictures under a folder, listed once, without opening them.
-
-    unread: the number of files with each suffix of a picture format that is not read.
-    """
-
-    folder: Path
-    names: list[str]
-    sizes: list[int]
-    unread: Counter[str] = field(default_factory=Counter, compare=False)
-
-    @classmethod
-    def of(cls, folder: Path) -> "Listing":
-        """Lists the pictures that a folder holds now."""
-        names, unread = [], Counter()
-        for name in names_under(folder, SUFFIXES + UNREAD_SUFFIXES):
-            suffix = os.path.splitext(name)[1].lower()
-            if suffix in SUFFIXES:
-                names.append(name)
-            else:
-                unread[suffix] += 1
-        return cls(folder, names, [_size(folder / name) for name in names], unread)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A digest of names and sizes. No content is read."""
-        return fingerprint_of(self.names, self.sizes)
-
-    def paths(self, numbers: Iterable[int]) -> list[Path]:
-        """Returns the paths of files by their numbers.
-
-        Raises ValueError if a file has vanished or changed its size since the folder was listed.
-        """
-        paths = []
-        for number in numbers:
-            path = inside(self.folder, self.names[number], self.folder)
-            before, now = self.sizes[number], _size(path)
-            if before != now:
-                what = "is gone" if now < 0 else f"has {now:,} bytes"
-                raise ValueError(
-                    f"{quoted(path)} {what}, but had {before:,} bytes when the folder was listed. "
-                    "Put it back, or start over in another folder or with resume=False (--restart)."
-                )
-            paths.append(path)
-        return paths
-
-
-def _size(path: Path) -> int:
-    """Returns the size of a file, or -1 if it cannot be read, such as that of a broken link."""
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return -1
 
 
 def folder_samples(where: str, how: ImageReading) -> Samples:
@@ -172,33 +118,45 @@ def folder_samples(where: str, how: ImageReading) -> Samples:
     """
     folder = Path(expanduser(where))
     if not isdir(folder):
-        beside = [plain(path.name, 100) for path in folder.parent.glob("*/")]
-        near = did_you_mean(plain(folder.name, 100), beside)
-        words = f"{quoted(folder)} is not a folder: give imagefolder:DIR with a folder. {near}"
-        raise ValueError(words.rstrip())
-    listing = Listing.of(folder)
-    unread = ", ".join(f"{count:,} {suffix}" for suffix, count in listing.unread.most_common())
-    advice = f"Formats that are not read: {unread}. Save these files as PNG or JPEG."
-    if not listing.names:
+        near = did_you_mean(folder.name, [path.name for path in folder.parent.glob("*/")])
+        words = f"{quoted(folder)} is not a folder: give imagefolder:DIR with a folder. "
+        raise ValueError((words + plain(near, 1000)).rstrip())
+    every = list(names_under(folder, SUFFIXES + UNREAD_SUFFIXES))
+    names = [name for name in every if name.lower().endswith(SUFFIXES)]
+    kinds = Counter(os.path.splitext(name)[1].lower() for name in every).most_common()
+    unread = ", ".join(f"{count:,} {suffix}" for suffix, count in kinds if suffix not in SUFFIXES)
+    advice = f" Formats that are not read: {unread}. Save these files as PNG or JPEG."
+    if not names:
         words = f"{quoted(folder)} has no images: no file ends in {', '.join(SUFFIXES)}."
-        raise ValueError(f"{words} {advice}" if unread else words)
-    labels = first_folders(listing.names)
-    _check_no_splits(folder, labels)
+        raise ValueError(words + advice if unread else words)
+    labels = first_folders(names)
+    splits = sorted(set(labels or ()))
+    if splits and all(name.lower() in SPLITS for name in splits):
+        best = min(splits, key=lambda name: SPLITS.index(name.lower()))
+        raise ValueError(
+            f"{quoted(folder)} holds splits ({', '.join(splits)}), not folders of labels. "
+            f'Give one split: "imagefolder:{plain(folder / best, 1000)}".'
+        )
     if unread:
-        warnings.warn(f"files in {quoted(folder)} are left out. {advice}", stacklevel=2)
-    order = np.arange(len(listing.names)) if labels is None else spread(labels)
+        warnings.warn(f"files in {quoted(folder)} are left out.{advice}", stacklevel=2)
+    sizes = [size_of(folder / name) for name in names]
+    print_ = f"imagefolder:{'' if labels is None else 'spread:'}{names_and_sizes(names, sizes)}"
+    if labels is not None:
+        order = spread(labels)
+        names, sizes, labels = ([one[place] for place in order] for one in (names, sizes, labels))
 
-    print_ = f"imagefolder:{'' if labels is None else 'spread:'}{listing.fingerprint}"
-    labels = None if labels is None else [labels[place] for place in order]
-    names = [listing.names[place] for place in order]
-    items = partial(_listed_items, listing, order)
-    return file_samples(items, folder, names, how, print_, labels=labels)
+    def read(start: int, stop: int) -> list[Item]:
+        items = [Item(folder / name) for name in names[start:stop]]
+        for item, size in zip(items, sizes[start:stop], strict=True):
+            if size_of(item.value) != size:
+                raise ValueError(
+                    f"{quoted(item.value)} has another size than the {size:,} bytes that it had "
+                    "when the folder was listed. Put it back, or start over in another folder or "
+                    "with resume=False (--restart)."
+                )
+        return items
 
-
-def _listed_items(
-    listing: Listing, order: Int[np.ndarray, "sample"], start: int, stop: int
-) -> list[Item]:
-    return [Item(path) for path in listing.paths(order[start:stop].tolist())]
+    return file_samples(read, folder, names, how, print_, labels=labels)
 
 
 def file_samples(
@@ -217,27 +175,12 @@ def file_samples(
     """
     masks = None if mask_names is None else partial(_numbered, mask_names)
     files = Files(folder, partial(_numbered, names), masks)
-    more |= {"files": files, "name_of": partial(_shown_name, names)}
+    more |= {"files": files, "name_of": lambda number: plain(names[number], 1000)}
     return item_samples(items, range(len(names)), fingerprint, how, **more)
 
 
 def _numbered(names: list[str], start: int, stop: int) -> Iterator[tuple[int, str]]:
     return enumerate(names[start:stop], start)
-
-
-def _shown_name(names: list[str], number: int) -> str:
-    return plain(names[number], 1000)
-
-
-def _check_no_splits(folder: Path, labels: Sequence[str] | None) -> None:
-    """Raises ValueError, which says what to type, if all labels are names of splits."""
-    splits = sorted(set(labels or ()))
-    if splits and all(name.lower() in SPLITS for name in splits):
-        best = min(splits, key=lambda name: SPLITS.index(name.lower()))
-        raise ValueError(
-            f"{quoted(folder)} holds splits ({', '.join(splits)}), not folders of labels. "
-            f'Give one split: "imagefolder:{plain(folder / best, 1000)}".'
-        )
 
 
 def spread(labels: Sequence[str]) -> Int[np.ndarray, "sample"]:

@@ -15,7 +15,7 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
-from crate_interp.core import pictures
+from crate_interp.core import checks, pictures
 from crate_interp.core.pictures import Later, Undecodable
 from crate_interp.core.safe_text import plain
 from crate_interp.data.samples import ImageReading, Preprocess, Samples
@@ -61,30 +61,29 @@ def item_of(thing: object, where: str) -> Item:
     if isinstance(thing, Item):
         return thing
     if isinstance(thing, Mapping):
-        parts = [_first_of(thing, keys) for keys in (VALUE_KEYS, LABEL_KEYS, MASK_KEYS)]
-        if parts[0] is None:
+        value, second, mask = (
+            next((thing[key] for key in keys if thing.get(key) is not None), None)
+            for keys in (VALUE_KEYS, LABEL_KEYS, MASK_KEYS)
+        )
+        if value is None:
             raise ValueError(
-                f"{where} is a dictionary with the keys {', '.join(plain(key) for key in thing)}. "
-                f"Name the image, the tokens or the text {' or '.join(VALUE_KEYS)}."
+                f"{where} is a dictionary with the keys {plain(', '.join(map(str, thing)))}: name "
+                f"the image, the tokens or the text {' or '.join(VALUE_KEYS)}."
             )
-        as_mask = parts[2] is None and _is_mask(parts[1], parts[0])
-        return Item(parts[0], None, parts[1]) if as_mask else Item(*parts)
-    if not isinstance(thing, (tuple, list)) or is_tokens(thing):
+    elif not isinstance(thing, (tuple, list)) or is_tokens(thing):
         return Item(thing)
-    if len(thing) == 1:
+    elif len(thing) == 1:
         return Item(thing[0])
-    if len(thing) != 2 or not isinstance(thing[0], _VALUES):
-        kinds = ", ".join(type(part).__name__ for part in thing[:4])
+    elif len(thing) == 2 and isinstance(thing[0], _VALUES):
+        (value, second), mask = thing, None
+    else:
         raise ValueError(
-            f"{where} is a {type(thing).__name__} of {len(thing)} ({kinds}). Give (image, label), "
+            f"{where} is a {type(thing).__name__} of {len(thing)} parts: give (image, label), "
             '(image, mask) or a dictionary such as {"image": ..., "label": ...}.'
         )
-    value, second = thing
-    return Item(value, mask=second) if _is_mask(second, value) else Item(value, second)
-
-
-def _first_of(thing: Mapping[str, Any], keys: Sequence[str]) -> Any:
-    return next((thing[key] for key in keys if thing.get(key) is not None), None)
+    if mask is None and _is_mask(second, value):
+        return Item(value, mask=second)
+    return Item(value, second, mask)
 
 
 def is_tokens(thing: object) -> bool:
@@ -126,15 +125,15 @@ def label_of(label: object, where: str) -> Any:
     Raises ValueError for anything else, such as one-hot vectors and fractions.
     """
     value: Any = label
-    if (is_array(label) and value.ndim == 0) or isinstance(label, np.generic):
+    if isinstance(value, (Tensor, np.ndarray, np.generic)) and value.ndim == 0:
         value = value.item()
     if value is None or isinstance(value, str):
         return value
-    if type(value) in (int, bool) or (isinstance(value, float) and value.is_integer()):
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
         return int(value)
-    shape = f"shape {list(value.shape)}" if is_array(value) else repr(value)[:50]
-    what = f"the label of {where} is a {type(value).__name__} ({shape})"
-    raise ValueError(f"{what}. Give the number or the name of one class.")
+    raise ValueError(
+        f"the label of {where} is {checks.shown(value)}: give the number or the name of one class."
+    )
 
 
 def item_samples(
@@ -170,11 +169,8 @@ def _read_images(items: Items, preprocess: Preprocess, start: int, stop: int) ->
     if not any(is_array(value) for value in values):
         return preprocess(values)
     images = [image_of(value, number, preprocess) for number, value in enumerate(values, start)]
-    sizes = {tuple(image.shape[2:]) for image in images}
-    if len(sizes) > 1:
-        shown = ", ".join(f"{height} x {width}" for height, width in sorted(sizes)[:4])
-        what = f"the images from sample {start} on differ in size ({shown})"
-        raise ValueError(f"{what}: give batch_size=1.")
+    if len({image.shape for image in images}) > 1:
+        raise ValueError(f"the images from sample {start} on differ in size: give batch_size=1.")
     return torch.cat(images)
 
 
@@ -182,12 +178,12 @@ def _image(value: Any, number: int) -> Any:
     """Returns an image with channels first, or a picture; raises ValueError for anything else."""
     if is_array(value):
         return upright_array(value, f"sample {number}")
-    if not isinstance(value, _PICTURES):
-        what = f"sample {number} is of type {type(value).__name__}"
-        raise ValueError(f"{what}. Give a PIL image, a path or an array.")
-    if isinstance(value, str) and not (value.lower().endswith(pictures.SUFFIXES) or exists(value)):
-        what = f"sample {number} is the text {plain(value, 50)!r}, but this model reads images"
-        raise ValueError(f"{what}. Give PIL images, or paths of picture files.")
+    file = not isinstance(value, str) or value.lower().endswith(pictures.SUFFIXES) or exists(value)
+    if not isinstance(value, _PICTURES) or not file:
+        raise ValueError(
+            f"sample {number} is {checks.shown(value)}, but this model reads images: give PIL "
+            "images, paths of picture files, or arrays."
+        )
     return value
 
 
@@ -201,8 +197,7 @@ def upright_array(array: Tensor | np.ndarray, where: str) -> Tensor:
         return image[None]
     if image.ndim not in (3, 4):
         raise ValueError(
-            f"{where} has shape {list(image.shape)}. Give images [channels, height, width], or "
-            "uint8 arrays [height, width, channels]."
+            f"{where} has shape {list(image.shape)}: give images [channels, height, width]."
         )
     last_is_channels = image.shape[-1] in (1, 3) and image.shape[-3] not in (1, 3)
     return image.movedim(-1, -3) if image.dtype == torch.uint8 and last_is_channels else image
@@ -242,7 +237,13 @@ class MaskReader:
         maps = []
         for number, item in enumerate(self.items(start, stop), start):
             mask = _mask_picture(item, number)
-            check_mask(mask.mode, mask.size, _size_of(item.value, number), f"sample {number}")
+            size = _size_of(item.value, number)
+            if mask.mode not in MASK_MODES or mask.size != size:
+                raise ValueError(
+                    f"the mask of sample {number} is {mask.height} x {mask.width} of mode "
+                    f"{mask.mode!r}, but its image is {size[1]} x {size[0]}: give masks of the "
+                    "image's size, with one number per pixel (mode L, P or 1)."
+                )
             if is_array(item.value) and torch.as_tensor(item.value).is_floating_point():
                 maps.append(torch.from_numpy(np.array(mask).astype(np.uint8))[None])
             else:
@@ -256,23 +257,6 @@ class MaskReader:
             values = np.asarray(mask) if mask.mode in ("L", "P") else np.zeros(1)
             return not ((values != 0) & (values != IGNORE)).any()
         return True
-
-
-def check_mask(mode: str, size: tuple[int, int], image_size: tuple[int, int], what: str) -> None:
-    """Raises ValueError if a mask has colours, or another size than its image.
-
-    Sizes are (width, height). what: the image's name in errors.
-    """
-    if mode not in MASK_MODES:
-        raise ValueError(
-            f"the mask of {what} has mode {mode!r}: give one number per pixel, as 8-bit grey "
-            "(Pillow's mode L), a palette (mode P), or black and white (mode 1)."
-        )
-    if size != image_size:
-        raise ValueError(
-            f"the mask of {what} is {size[1]} x {size[0]}, "
-            f"but its image is {image_size[1]} x {image_size[0]}: give both the same size."
-        )
 
 
 def _mask_picture(item: Item, number: int) -> Image.Image:
@@ -300,8 +284,9 @@ def _size_of(value: Any, number: int) -> tuple[int, int]:
         return width, height
     if isinstance(value, Later):
         return value.size()
-    image = isinstance(value, Image.Image)
-    return pictures.upright_size(value, what) if image else pictures.header(Path(value), what)[1]
+    if isinstance(value, Image.Image):
+        return pictures.upright_size(value, what)
+    return pictures.header(Path(value), what)[1]
 
 
 def digest_of(item: Item) -> bytes:

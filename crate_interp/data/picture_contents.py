@@ -9,13 +9,21 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from torch import Tensor
 
-from crate_interp.core.files import Content, Stamp, digest, noted, read, stamp_of
+from crate_interp.core.files import (
+    Content,
+    Stamp,
+    digest,
+    noted,
+    read,
+    stamp_of,
+    stays_inside,
+)
 from crate_interp.core.pictures import quoted
 from crate_interp.results.sample_ranges import CONTENTS, total
 
@@ -33,26 +41,14 @@ def inside(folder: Path, name: str, where: Path) -> Path:
     """Returns the path of the file `name` in a folder.
 
     Links in the folder are the user's own and are followed. where: the path of the list that
-    contains the name, for the error. Raises ValueError if the name leads out of the folder, or if
-    no file can have this name.
+    contains the name, for the error. Raises ValueError if the name leads out of the folder.
     """
-    parts = PureWindowsPath(name)  # takes both / and \ as separators
-    try:
-        os.fsencode(name)
-        right = name and not parts.anchor and ".." not in parts.parts and "\0" not in name
-    except UnicodeEncodeError:  # a lone surrogate that does not stand for a byte
-        right = False
-    if not right:
+    if not stays_inside(name):
         raise ValueError(
             f"{quoted(where)} names the file {quoted(name)}, which is not inside "
             f"{quoted(folder)}: it is not read."
         )
     return folder / name
-
-
-def bytes_of(name: str) -> bytes:
-    """Returns the bytes of a file name, also if they are not valid UTF-8."""
-    return name.encode("utf-8", "surrogateescape")
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,7 @@ class Files:
         """
         changed: dict[str, None] = {}
         for file, sha256, *stamp in table[COLUMNS[2:]].itertuples(index=False):
-            name = file.decode("utf-8", "surrogateescape")
+            name = os.fsdecode(file)
             path = inside(self.folder, name, self.folder)
             try:
                 if stamp_of(os.stat(path)) != tuple(stamp) and digest(path)[7:] != sha256.hex():
@@ -121,13 +117,13 @@ def add(notes: Notes, more: Notes) -> None:
     """Adds notes to `notes`. Raises ValueError for a file that has two contents."""
     for key, content in more.items():
         if notes.setdefault(key, content).sha256 != content.sha256:
-            raise _changed_meanwhile([key[2]])
+            raise _changed_meanwhile(key[2])
 
 
 def table_of(notes: Notes) -> pd.DataFrame:
     """Returns notes as a table, in the order of the samples."""
     rows = [
-        (number, mask, bytes_of(name), content.sha256, *content.stamp)
+        (number, mask, os.fsencode(name), content.sha256, *content.stamp)
         for (number, mask, name), content in sorted(notes.items(), key=lambda item: item[0])
     ]
     return pd.DataFrame(rows, columns=COLUMNS)
@@ -138,13 +134,11 @@ def check_agree(tables: Iterable[pd.DataFrame]) -> None:
 
     tables: the notes of each pass.
     """
-    digests: dict[bytes, set[bytes]] = {}
+    digests: dict[bytes, bytes] = {}
     for table in tables:
         for file, sha256 in zip(table["file"], table["sha256"], strict=True):
-            digests.setdefault(file, set()).add(sha256)
-    changed = [file for file, several in digests.items() if len(several) > 1]
-    if changed:
-        raise _changed_meanwhile([file.decode("utf-8", "surrogateescape") for file in changed])
+            if digests.setdefault(file, sha256) != sha256:
+                raise _changed_meanwhile(os.fsdecode(file))
 
 
 def contents(table: pd.DataFrame, start: int, stop: int, count: int) -> dict[str, str]:
@@ -170,9 +164,9 @@ def named(names: Sequence[str]) -> str:
     return ", ".join(map(quoted, names[:4])) + more
 
 
-def _changed_meanwhile(names: Sequence[str]) -> ValueError:
+def _changed_meanwhile(name: str) -> ValueError:
     return ValueError(
-        f"{named(names)}: the content has changed since this run first read it. Start over with "
+        f"{quoted(name)}: the content has changed since this run first read it. Start over with "
         "resume=False (--restart) or another folder for the result, and leave the files unchanged "
         "until the run ends."
     )

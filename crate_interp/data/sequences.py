@@ -21,8 +21,7 @@ from crate_interp.core.progress import tqdm
 from crate_interp.core.safe_text import plain
 from crate_interp.data import items
 from crate_interp.data.items import Item, is_array
-from crate_interp.data.samples import ImageReading, Preprocess, Samples
-from crate_interp.measures.checks import all_finite
+from crate_interp.data.samples import ImageReading, Samples
 
 # How often the first and the last sample are drawn again. Each sample is also read twice, so a
 # random flip stays unnoticed in n samples with probability 2^-(n + 2 DRAWS), below 0.1 %.
@@ -39,33 +38,24 @@ def tensor_samples(images: Tensor | np.ndarray, how: ImageReading) -> Samples:
     fingerprint is that of the entire tensor. Raises ValueError for other shapes and dtypes, and for
     NaN, Inf and pixels of 0 to 255 among the floats of the images that are wanted.
     """
-    images = torch.as_tensor(images)
-    images = items.upright_array(images, "data") if images.ndim == 4 else images
-    if images.ndim != 4:
-        what = f"data has shape {list(images.shape)}, but this model reads images"
-        raise ValueError(f"{what}: give [n, channels, height, width].")
-    if not (images.is_floating_point() or images.dtype == torch.uint8):
-        raise ValueError(f"data is {images.dtype}: give preprocessed floats, or uint8 (0 to 255).")
-    images = images.detach()
-    if images.is_floating_point():
-        used = images[: how.limit]
-        bad = [index for index, image in enumerate(used) if not all_finite(image)]
-        if bad:
-            raise ValueError(
-                f"data holds NaN or Inf in {len(bad)} of {len(used)} images, "
-                f"the first at index {bad[0]}."
-            )
-        for number, image in enumerate(used):
-            items.image_of(image, number, how.pictures)
+    images = torch.as_tensor(images).detach()
+    floats = images.is_floating_point()
+    if images.ndim != 4 or not (floats or images.dtype == torch.uint8):
+        raise ValueError(
+            f"data is {images.dtype} of shape {list(images.shape)}, but this model reads images: "
+            "give [n, channels, height, width], preprocessed floats or uint8 (0 to 255)."
+        )
+    images = items.upright_array(images, "data")
+    for number, image in enumerate(images[: how.limit] if floats else ()):
+        items.image_of(image, number, how.pictures)
     digest = hashlib.sha256(f"{images.dtype} {list(images.shape)}".encode())
     for part in images.split(256):
         digest.update(part.cpu().contiguous().view(torch.uint8).numpy().data)
-    read = partial(_read_tensor, images, how.pictures)
+
+    def read(start: int, stop: int) -> Tensor:
+        return how.pictures(images[start:stop])
+
     return Samples(len(images), None, f"tensor:sha256:{digest.hexdigest()}", read)
-
-
-def _read_tensor(images: Tensor, preprocess: Preprocess, start: int, stop: int) -> Tensor:
-    return preprocess(images[start:stop])
 
 
 def is_pair(data: object) -> bool:
@@ -94,7 +84,7 @@ def parts_of_pair(data: object) -> Item:
         labels = [items.label_of(label, f"sample {number}") for number, label in enumerate(labels)]
     for name, part in (("labels", labels), ("masks", whole.mask)):
         if part is not None and len(part) != count:
-            raise ValueError(f"data has {count} samples and {len(part)} {name}. Give one for each.")
+            raise ValueError(f"data has {count} samples and {len(part)} {name}: give one for each.")
     return Item(whole.value, labels, whole.mask)
 
 
@@ -123,14 +113,13 @@ def pair_samples(data: object, how: ImageReading) -> Samples:
         return samples
     each = b"".join(items.digest_of(Item(None, mask=mask)) for mask in masks)
     print_ = f"{samples.fingerprint}:masks:sha256:{hashlib.sha256(each).hexdigest()}"
-    read = partial(_masked_items, whole.value, masks)
-    reader = items.MaskReader(read, how.masks, range(len(masks))) if how.masks else None
-    return dataclasses.replace(samples, masks=reader, fingerprint=print_)
 
+    def read(start: int, stop: int) -> list[Item]:
+        pairs = zip(whole.value[start:stop], masks[start:stop], strict=True)
+        return [Item(value, mask=mask) for value, mask in pairs]
 
-def _masked_items(values: Any, masks: Any, start: int, stop: int) -> list[Item]:
-    pairs = zip(values[start:stop], masks[start:stop], strict=True)
-    return [Item(value, mask=mask) for value, mask in pairs]
+    masked = items.item_samples(read, range(len(masks)), print_, how, masked=True).masks
+    return dataclasses.replace(samples, masks=masked, fingerprint=print_)
 
 
 def is_sequence(data: object) -> bool:
@@ -143,14 +132,12 @@ def names_of(data: object) -> tuple[str, ...] | None:
     """Returns the names of classes that a dataset gives, `classes` or `class_to_idx`, or None."""
     while isinstance(data, Subset):
         data = data.dataset
-    classes = getattr(data, "classes", None)
-    numbers = getattr(data, "class_to_idx", None)
+    classes, numbers = getattr(data, "classes", None), getattr(data, "class_to_idx", None)
     if not classes and isinstance(numbers, Mapping):
-        classes = sorted(numbers, key=lambda name: numbers[name])
-        if [numbers[name] for name in classes] != list(range(len(classes))):
-            return None
+        names = {number: name for name, number in numbers.items()}
+        classes = [names.get(number) for number in range(len(names))]
     named = isinstance(classes, (list, tuple)) and all(isinstance(name, str) for name in classes)
-    return tuple(classes or ()) if named else None
+    return tuple(map(str, classes or ())) if named else None
 
 
 def read_item(data: Sized, number: int) -> Item:
@@ -162,8 +149,9 @@ def read_item(data: Sized, number: int) -> Item:
     except OSError as error:  # Pillow's error for a file that is not a picture is one of these
         raise Undecodable(f"cannot read data[{number}]: {plain(error, 300)}") from error
     except Exception as error:  # the code of a dataset is its user's
-        words = f"{type(error).__name__}: {plain(error, 300)}"
-        raise ValueError(f"data[{number}] raised {words}.") from error
+        raise ValueError(
+            f"data[{number}] raised {type(error).__name__}: {plain(error, 300)}."
+        ) from error
     item = items.item_of(thing, f"data[{number}]")
     return Item(item.value, items.label_of(item.label, f"data[{number}]"), item.mask)
 
@@ -192,12 +180,12 @@ def sequence_samples(data: Sized, how: ImageReading) -> Samples:
             items.image_of(item.value, number, how.pictures)
         labels.append(item.label)
         masked = masked or item.mask is not None
+    print_ = f"items:sha256:{hashlib.sha256(b''.join(digests)).hexdigest()}"
     read = partial(_same_items, data, digests)
     ends = () if isinstance(data, (list, tuple)) or not count else {0, count - 1}
     for number in [*ends] * DRAWS:
         with suppress(Undecodable):
             read(number, number + 1)
-    print_ = f"items:sha256:{hashlib.sha256(b''.join(digests)).hexdigest()}"
     more = {"masked": masked, "labels": labels, "names": names_of(data)}
     return items.item_samples(read, range(count), print_, how, **more)
 
@@ -207,7 +195,7 @@ def _same_items(data: Any, digests: Sequence[bytes], start: int, stop: int) -> l
     for number, item in enumerate(again, start):
         if items.digest_of(item) != digests[number]:
             raise ValueError(
-                f"data[{number}] is not the same when it is read twice. Take random steps, "
-                "such as RandomCrop, out of the dataset's transform."
+                f"data[{number}] is not the same when it is read twice: take random steps, such as "
+                "RandomCrop, out of the dataset's transform."
             )
     return again

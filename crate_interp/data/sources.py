@@ -72,19 +72,15 @@ class Form:
 
 
 def _named_images(data: str, how: ImageReading) -> Samples:
-    source, where = _source_of(data, _words("images"))
+    source, where = _source_of(data, "images")
     return source.images(where, how)
 
 
 def _named_text(data: str, how: TextReading) -> Samples:
-    source, where = _source_of(data, _words("text"), text=True)
+    source, where = _source_of(data, "text")
     assert source.table is not None
     samples = texts.table_of_text(source.table(where), how)
     return replace(samples, fingerprint=f"{plain(data, 200)}:{samples.fingerprint}")
-
-
-def _table_images(data: Any, how: ImageReading) -> Samples:
-    return table_samples(data, how) if hasattr(data, "__len__") else _stream_images(data, how)
 
 
 def _stream_images(data: Any, how: ImageReading) -> Samples:
@@ -110,11 +106,11 @@ FORMS = (  # data has the first form that fits
     ),
     Form(lambda data: isinstance(data, str), _named_images, _named_text),
     Form(lambda data: isinstance(data, Image.Image), _one_picture),
+    Form(streams.is_stream, _stream_images),
     Form(
-        is_table, _table_images, texts.table_of_text,
+        is_table, table_samples, texts.table_of_text,
         "a datasets.Dataset", "a datasets.Dataset with a text column",
     ),
-    Form(streams.is_stream, _stream_images),
     Form(
         sequences.is_pair, sequences.pair_samples, texts.pair_of_text,
         '(images, labels), {"image": ..., "label": ...}', "(tokens, labels)",
@@ -143,46 +139,40 @@ def _samples_of(data: Any, kind: str, how: ImageReading | TextReading) -> Sample
         return first(data, how.limit)
     form = next((form for form in FORMS if form.fits(data)), Form(bool))
     opens = getattr(form, kind)
-    if opens is None and isinstance(data, (str, Path)):
-        _source_of(str(data), _words(kind), text=kind == "text")
     if opens is None:
-        raise ValueError(f"cannot take {kind} from {type(data).__name__}: give {_words(kind)}.")
+        what = pictures.quoted(data) if isinstance(data, (str, Path)) else type(data).__name__
+        raise ValueError(f"cannot take {kind} from {what}: give {_words(kind)}.")
     return first(opens(data, how), how.limit)
 
 
 def table_named(data: object) -> Table | None:
     """Returns the table that data is, or that a string such as "embedded:NAME" names, or None."""
     if isinstance(data, str) and not os.path.exists(data):
-        source, where = _source_of(data, _words("images"))
+        source, where = _source_of(data, "images")
         return None if source.table is None else source.table(where)
     return data if is_table(data) else None
 
 
-def _source_of(data: str, words: str, text: bool = False) -> tuple[Source, str]:
+def _source_of(data: str, kind: str) -> tuple[Source, str]:
     """Returns the source that a string names, and the text after its scheme.
 
-    words: what may be given. Raises ValueError if no source has this scheme, or if no text follows
-    it.
+    Raises ValueError if no source has this scheme, if it has no "images" or no "text" as `kind`
+    says, or if no text follows the scheme.
     """
     scheme, _, where = data.partition(":")
     source = SOURCES.get(scheme)
-    if source and where and (source.table or not text):
+    if source and where and (source.table or kind == "images"):
         return source, where
-    near, hint = checks.did_you_mean(scheme, SOURCES), ""
-    what = f"cannot take data from {data!r}"
-    if source and text:
+    what, hint = f"cannot take data from {data!r}", ""
+    if source and where:
         what = f"{source.form} holds images, but this model reads text"
-    elif os.path.isdir(data):  # images take a folder before
-        what = f"{pictures.quoted(data)} is a folder, but this model reads text"
     elif os.sep in scheme:
         what = f"there is no file or folder {pictures.quoted(data)}"
-    elif data in tables.EMBEDDED:
-        hint = f" Did you mean 'embedded:{data}'?"
-    elif where and near:
-        hint = f" {near}"
-    elif text:
-        hint = " To give the text itself, write a list: data=[text]."
-    raise ValueError(f"{what}: give {words}.{hint}")
+    else:
+        otherwise = "To give the text itself, write a list: data=[text]." if kind == "text" else ""
+        known = [*SOURCES, *(f"embedded:{name}" for name in tables.EMBEDDED)]
+        hint = checks.did_you_mean(scheme if where else data, known, otherwise)
+    raise ValueError(f"{what}: give {_words(kind)}. {hint}".rstrip())
 
 
 def open_data(

@@ -9,33 +9,22 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, islice
 from typing import Any, TypeGuard
 
-import numpy as np
 import torch
-from torch import Tensor
 from torch.utils import data as loading
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
-from crate_interp.data import items
+from crate_interp.data import items, texts
 from crate_interp.data.items import Item, is_array
 from crate_interp.data.samples import ImageReading, Preprocess, Samples
 from crate_interp.data.sequences import DRAWS, is_pair, is_sequence, names_of
-from crate_interp.data.tables import Columns, columns_of, is_table, text_column
-from crate_interp.data.texts import (
-    WindowRows,
-    checked_texts,
-    read_rows,
-    tokens_of,
-    windows_of_texts,
-)
+from crate_interp.data.tables import columns_of, is_table, text_column
 
 Row = Item
-Names = tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
@@ -111,64 +100,57 @@ def image_stream(
     in order, and, as it is read, for a stream that begins with another sample when it is read
     again.
     """
+    how = ImageReading(preprocess, preprocess_masks)
     if is_table(data):
         dataset, print_ = _resolved(data, limit)
         columns = columns_of(dataset, masks=preprocess_masks is not None)
-        read, names = partial(_table_items, columns.undecoded(dataset), columns), columns.names
+        rows, names = columns.undecoded(dataset), columns.names
+        read = lambda: columns.items(_each(rows, "rows"))  # noqa: E731
     else:
         read, print_ = _items_of(data, _separated, limit)
         names = names_of(data) or names_of(getattr(data, "dataset", None))
-    how = ImageReading(preprocess, preprocess_masks)
-    held = partial(_held_images, how=how, fingerprint=print_, names=names)
+
+    def held(rows: Sequence[Item], start: int) -> Samples:
+        numbers, labels = range(start, start + len(rows)), [item.label for item in rows]
+        return items.item_samples(list(rows), numbers, print_, how, labels=labels, names=names)
+
     return _stream(read, held, print_, limit, "image")
 
 
-def _table_items(table: Any, columns: Columns) -> Iterator[Item]:
-    return (columns.item(row, number) for row, number in _each(table, "rows"))
-
-
-def _held_images(
-    rows: Sequence[Item], start: int, how: ImageReading, fingerprint: str, names: Names
-) -> Samples:
-    labels, numbers = [item.label for item in rows], range(start, start + len(rows))
-    return items.item_samples(list(rows), numbers, fingerprint, how, labels=labels, names=names)
-
-
-def text_stream(data: Any, window_rows: WindowRows, limit: int | None) -> Stream:
+def text_stream(data: Any, window_rows: texts.WindowRows, limit: int | None) -> Stream:
     """Returns a stream of texts as windows of tokens, or the tokens of its batches.
 
     window_rows: turns texts into windows as the texts arrive. Raises ValueError if there is no
     text, and as `image_stream` does.
     """
 
-    def windows(texts: Iterable[object]) -> Iterator[Item]:
-        pairs = windows_of_texts(window_rows, checked_texts(texts))
+    def windows(words: Iterable[object]) -> Iterator[Item]:
+        pairs = texts.windows_of_texts(window_rows, texts.checked_texts(words))
         return (Item(torch.tensor(row), group=text) for row, text in pairs)
 
     def items_of(data: Any) -> Iterator[Item]:
         rest = _separated(data, tokens=True)
         for first in rest:
             every = chain([first], rest)
-            texts = isinstance(first.value, str)
-            yield from windows(item.value for item in every) if texts else every
+            words = isinstance(first.value, str)
+            yield from windows(item.value for item in every) if words else every
+
+    def held(rows: Sequence[Item], start: int) -> Samples:
+        tokens = [texts.tokens_of(item.value, f"sample {n}") for n, item in enumerate(rows, start)]
+        whole, of = torch.stack(tokens), start + len(rows)
+        labels = items.known_labels(item.label for item in rows)
+        groups = None if rows[0].group is None else tuple(item.group or 0 for item in rows)
+        cut = lambda first, stop: whole[first - start : stop - start]  # noqa: E731
+        return Samples(len(rows), labels, print_, cut, start=start, of=of, groups=groups)
 
     if is_table(data):
         dataset, print_ = _resolved(data, limit)
         name = text_column(dataset)
         alone = dataset.with_format(None).select_columns([name])
-        read = lambda: windows(row[name] for row, _ in _each(alone, "rows"))  # noqa: E731
+        read = lambda: windows(row[name] for row in _each(alone, "rows"))  # noqa: E731
     else:
         read, print_ = _items_of(data, items_of, limit)
-    return _stream(read, partial(_held_tokens, fingerprint=print_), print_, limit, "text")
-
-
-def _held_tokens(rows: Sequence[Item], start: int, fingerprint: str) -> Samples:
-    tokens = [tokens_of(item.value, f"sample {number}") for number, item in enumerate(rows, start)]
-    labels = items.known_labels(item.label for item in rows)
-    groups = None if rows[0].group is None else tuple(item.group or 0 for item in rows)
-    read = partial(read_rows, torch.stack(tokens), first=start)
-    more = {"start": start, "of": start + len(rows), "groups": groups}
-    return Samples(len(rows), labels, fingerprint, read, **more)
+    return _stream(read, held, print_, limit, "text")
 
 
 def _stream(
@@ -182,34 +164,32 @@ def _stream(
     return stream
 
 
-def _each(data: Iterable[Any], what: str) -> Iterator[tuple[Any, int]]:
-    """Yields what data gives, with its number; raises ValueError if it cannot be read."""
-    number = -1
+def _each(data: Iterable[Any], what: str) -> Iterator[Any]:
+    """Yields what data gives; raises ValueError if it cannot be read."""
+    count = 0
     try:
-        for number, thing in enumerate(data):  # noqa: B007
-            yield thing, number
+        for thing in data:
+            yield thing
+            count += 1
     except Exception as error:  # the code of a dataset is its user's, or of many libraries
         raise ValueError(
-            f"the stream failed after {number + 1} {what} ({type(error).__name__}: "
-            f"{plain(error, 300)}). Finished work is kept: the same call with out=DIR "
-            "continues from there."
+            f"the stream failed after {count} {what} ({type(error).__name__}: {plain(error, 300)})."
+            " Finished work is kept: the same call with out=DIR continues from there."
         ) from error
 
 
-def _resolved(data: object, limit: int | None) -> tuple[Any, str]:
+def _resolved(dataset: Any, limit: int | None) -> tuple[Any, str]:
     """Returns a table with known columns, those that it states or of its first rows, and its print.
 
     Raises ValueError if it has no row, or if its columns stay unknown.
     """
-    dataset: Any = data
     if dataset.features is None and hasattr(dataset, "_resolve_features"):
         with suppress(Exception):  # no row to look at, or rows with different columns
             dataset = dataset._resolve_features()
     if not dataset.features:
-        if next(iter(dataset), None) is None:
-            raise ValueError("the data is empty: there is no row in the stream.")
         raise ValueError(
-            "the stream does not state its columns: set them, data.cast(datasets.Features(...))."
+            "the stream is empty, or does not state its columns: give "
+            "data.cast(datasets.Features(...))."
         )
     info = dataset.info
     known = (info.dataset_name or info.builder_name, info.config_name, dataset.split)
@@ -225,15 +205,13 @@ def _items_of(
     """Returns a function that reads the samples from the start, and then the fingerprint."""
     if isinstance(data, DataLoader):
         iterable = isinstance(data.dataset, IterableDataset)
-        wrong = {
-            "num_workers=0": iterable and data.num_workers > 1,  # each would read the whole stream
-            "drop_last=False": _drops_last(data),
-            "shuffle=False": not iterable and type(data.sampler) is not SequentialSampler,
-        }
-        if any(wrong.values()):
-            right = ", ".join(words for words, found in wrong.items() if found)
-            what = "the DataLoader does not give each sample once, in order"
-            raise ValueError(f"{what}: write DataLoader(dataset, {right}).")
+        # each of several workers would read the whole stream
+        in_order = data.num_workers < 2 if iterable else type(data.sampler) is SequentialSampler
+        if not in_order or _drops_last(data):
+            raise ValueError(
+                "the DataLoader does not give each sample once, in order: write "
+                "DataLoader(dataset, num_workers=0, drop_last=False, shuffle=False)."
+            )
     once = iter(data) is data  # a generator, for example, which cannot begin again
     begun = separated(data)
     first = next(begun, None)
@@ -243,7 +221,7 @@ def _items_of(
     def read() -> Iterator[Item]:
         if once and not rest:
             raise ValueError(
-                "the iterator was read to its end or given before, and cannot begin again. Give "
+                "the iterator was read to its end or given before, and cannot begin again: give "
                 "something that can, such as a DataLoader or a list of batches."
             )
         every = separated(data)
@@ -252,8 +230,8 @@ def _items_of(
         for number, item in enumerate(every):
             if number == 0 and items.digest_of(item).hex() != print_:
                 raise ValueError(
-                    "the stream begins with another sample when it is read again: it shuffles, or "
-                    "has a random transform. Give data with a fixed order and no random steps."
+                    "the stream begins with another sample when it is read again: give data with a "
+                    "fixed order and without random transforms."
                 )
             if number == 1:
                 rest.clear()
@@ -268,7 +246,7 @@ def _items_of(
 def _separated(data: Any, tokens: bool = False) -> Iterator[Item]:
     """Yields the samples of batches one by one."""
     number = 0
-    for thing, place in _each(data, "batches"):
+    for place, thing in enumerate(_each(data, "batches")):
         for item in items.separated_batch(items.item_of(thing, f"batch {place}"), tokens, number):
             label = items.label_of(item.label, f"sample {number}")
             yield Item(_copied(item.value), label, _copied(item.mask))
@@ -277,9 +255,9 @@ def _separated(data: Any, tokens: bool = False) -> Iterator[Item]:
 
 def _copied(value: Any) -> Any:
     """Returns a copy of a sample: a stream may fill the same memory with its next batch."""
-    if isinstance(value, Tensor):
-        return value.clone()
-    return value.copy() if isinstance(value, np.ndarray) else value
+    if not is_array(value):
+        return value
+    return value.clone() if isinstance(value, torch.Tensor) else value.copy()
 
 
 def is_loader(data: object) -> TypeGuard[DataLoader]:
@@ -316,9 +294,8 @@ class CollatedItems:
 
     def __getitem__(self, number: int) -> Item:
         """Returns a sample; raises ValueError unless the batch of one sample is one sample."""
-        batch = items.item_of(
-            self.loader.collate_fn([self.dataset[number]]), f"sample {number} alone"
-        )
+        thing = self.loader.collate_fn([self.dataset[number]])
+        batch = items.item_of(thing, f"sample {number} alone")
         alone = list(items.separated_batch(batch, self.tokens, number))
         if len(alone) != 1:
             raise ValueError(
@@ -340,12 +317,12 @@ def samples_of_loader(loader: DataLoader, tokens: bool = False) -> Any:
     if isinstance(sampler, (loading.SubsetRandomSampler, list, tuple, range)):
         numbers = sorted({int(number) for number in getattr(sampler, "indices", sampler)})
         dataset = dataset.select(numbers) if is_table(dataset) else loading.Subset(dataset, numbers)
-    kinds = [type(one) for one in (sampler, loader.batch_sampler) if one is not None]
-    if not {SequentialSampler, loading.BatchSampler}.issuperset(kinds) or _drops_last(loader):
+    kinds = {type(one) for one in (sampler, loader.batch_sampler) if one is not None}
+    if not kinds <= {SequentialSampler, loading.BatchSampler} or _drops_last(loader):
         warnings.warn(
-            f"the DataLoader's order ({', '.join(kind.__name__ for kind in kinds)}) is left aside: "
-            f"{len(dataset):,} samples of its dataset are read, each once, in ascending order. To "
-            "measure some of them, give torch.utils.data.Subset(dataset, numbers).",
+            f"the DataLoader's order is left aside: {len(dataset):,} samples of its dataset are "
+            "read, each once, in ascending order. To measure some of them, give "
+            "torch.utils.data.Subset(dataset, numbers).",
             stacklevel=2,
         )
     if loader.collate_fn in (loading.default_collate, loading.default_convert):

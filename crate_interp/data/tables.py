@@ -5,7 +5,8 @@ format that Pillow knows.
 """
 
 import hashlib
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from crate_interp.core import checks, hub_names
+from crate_interp.core import checks
 from crate_interp.core.pictures import SIXTEEN_BITS, Later, Undecodable, decoded, header, quoted
 from crate_interp.core.safe_text import plain
 from crate_interp.data.items import MASK_KEYS, Item, item_samples
@@ -31,6 +32,7 @@ EMBED = (
 )
 EMBEDDED = ("fashion", "pictures", "held-out-text", "repeats")
 _ASSETS = Path(__file__).parent.parent / "assets"
+_HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*):(\w[\w.\[\]:%+-]*)", re.ASCII)
 
 
 Table = Any  # a datasets.Dataset, whose import takes a second
@@ -60,12 +62,7 @@ def embedded_samples(name: str, how: ImageReading) -> Samples:
 
 
 def _embedded_file(name: str) -> Path:
-    if name not in EMBEDDED:
-        hint = checks.did_you_mean(name, EMBEDDED)
-        raise ValueError(
-            f"no embedded data is called {name!r}: give {', '.join(EMBEDDED)}. {hint}".rstrip()
-        )
-    return _ASSETS / f"{name}.parquet"
+    return _ASSETS / f"{checks.one_of('embedded data', name, EMBEDDED)}.parquet"
 
 
 def from_hub(name: str) -> Table:
@@ -74,16 +71,15 @@ def from_hub(name: str) -> Table:
     The split may be a sum of slices, such as "train[:10%]+test". Raises ValueError if the name has
     another form, before anything is asked, and if the data set cannot be loaded.
     """
-    parts = hub_names.data_set(name)
-    if parts is None:
+    parts = _HUB_NAME.fullmatch(name)
+    if parts is None or ".." in name:
         raise ValueError(
-            f"'hf:{plain(name, 200)}': write hf:owner/name:split, such as "
-            "hf:ylecun/mnist:test, of letters, digits, '-', '_' and '.'."
+            f"'hf:{plain(name, 200)}': write hf:owner/name:split, such as hf:ylecun/mnist:test."
         )
     import datasets
 
     try:
-        return datasets.load_dataset(parts[0], split=parts[1])
+        return datasets.load_dataset(parts[1], split=parts[2])
     except Exception as error:  # errors of many libraries: network, missing repository, wrong split
         raise ValueError(f"cannot load 'hf:{name}': {plain(error, 300)}") from error
 
@@ -120,22 +116,17 @@ def table_samples(table: Table, how: ImageReading, fingerprint: str | None = Non
     if columns.label:
         cells = rows.select_columns([columns.label])[columns.label]
         labels = [columns.label_of(cell) for cell in cells]
-    pictures = rows.select_columns([name for name in (columns.image, columns.mask) if name])
+    pictures = rows.select_columns(list(columns.modes))
+
+    def read(start: int, stop: int) -> list[Item]:
+        cells = pictures[start:stop]
+        rows = (dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True))
+        return list(columns.items(rows, start))
+
     return item_samples(
-        partial(_table_items, pictures, columns),
-        range(len(table)),
-        fingerprint or f"datasets:{table._fingerprint}",
-        how,
-        masked=columns.mask is not None,
-        labels=labels,
-        names=columns.names,
-    )
-
-
-def _table_items(pictures: Any, columns: "Columns", start: int, stop: int) -> list[Item]:
-    cells = pictures[start:stop]
-    rows = (dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True))
-    return [columns.item(row, number) for number, row in enumerate(rows, start)]
+        read, range(len(table)), fingerprint or f"datasets:{table._fingerprint}", how,
+        masked=columns.mask is not None, labels=labels, names=columns.names,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -156,22 +147,26 @@ class Columns:
         """Returns the table with only these columns, and with pictures that are not decoded."""
         import datasets
 
-        wanted = [name for name in (self.image, self.mask, self.label) if name is not None]
-        rows = table.with_format(None).select_columns(wanted)
+        label = [] if self.label is None else [self.label]
+        rows = table.with_format(None).select_columns([*self.modes, *label])
         for name in self.modes:
             rows = rows.cast_column(name, datasets.Image(decode=False))
         return rows
 
-    def item(self, row: Mapping[str, Any], number: int) -> Item:
-        """Returns a row as an item, whose picture and mask are decoded when they are read."""
-        mask = self._later(row[self.mask], self.mask, number) if self.mask else None
-        label = self.label_of(row.get(self.label)) if self.label else None
-        return Item(self._later(row[self.image], self.image, number), label, mask)
+    def items(self, rows: Iterable[Mapping[str, Any]], first: int = 0) -> Iterator[Item]:
+        """Yields rows as items, whose pictures and masks are decoded when they are read.
+
+        first: the number of the first row.
+        """
+        for number, row in enumerate(rows, first):
+            mask = self._later(row[self.mask], self.mask, number) if self.mask else None
+            label = self.label_of(row.get(self.label)) if self.label else None
+            yield Item(self._later(row[self.image], self.image, number), label, mask)
 
     def _later(self, cell: Any, name: str, number: int) -> Later:
         what = f"the {plain(name)} of sample {number}"
         make = partial(_decoded, cell, what, self.modes[name])
-        return Later(make, what, partial(_size, cell, what))
+        return Later(make, what, lambda: header(BytesIO(_bytes(cell, what)), what)[1])
 
 
 def columns_of(table: Table, masks: bool = True) -> Columns:
@@ -183,10 +178,11 @@ def columns_of(table: Table, masks: bool = True) -> Columns:
     if not pictures:
         raise ValueError(
             f"the dataset has no image column; its columns are {_names(table)}, but this model "
-            "reads images: give data with images, or a language model."
+            "reads images."
         )
-    label = next((n for n, f in features.items() if isinstance(f, datasets.ClassLabel)), None)
-    label = label or next((n for n in ("label", "labels") if _is_plain(features.get(n))), None)
+    classes = [name for name, one in features.items() if isinstance(one, datasets.ClassLabel)]
+    plain_labels = [name for name in ("label", "labels") if _is_plain(features.get(name))]
+    label = next(iter([*classes, *plain_labels]), None)
     names = getattr(features[label], "names", None) if label else None
     image = next((name for name in pictures if name not in MASK_KEYS), pictures[0])
     mask = next((name for name in MASK_KEYS if name in pictures and name != image), None)
@@ -209,15 +205,11 @@ def _bytes(cell: Mapping[str, Any] | None, what: str) -> bytes:
         raise Undecodable(f"{what} is missing: the column holds None.")
     if cell["bytes"] is None:
         raise ValueError(
-            f"{what} is the name of a file, {quoted(cell['path'])}, without its "
-            'bytes: no file that a table names is opened. Give "imagefolder:DIR" with the folder '
-            f"of the files. If you trust the table, first put the files into it: {EMBED}"
+            f"{what} is the name of a file, {quoted(cell['path'])}, without its bytes: no file "
+            'that a table names is opened. Give "imagefolder:DIR" with the folder of the files. '
+            f"If you trust the table, first put the files into it: {EMBED}"
         )
     return cell["bytes"]
-
-
-def _size(cell: Mapping[str, Any] | None, what: str) -> tuple[int, int]:
-    return header(BytesIO(_bytes(cell, what)), what)[1]
 
 
 def _decoded(cell: Mapping[str, Any] | None, what: str, mode: str | None) -> Image.Image:
@@ -239,8 +231,8 @@ def text_column(table: Table) -> str:
         if isinstance(feature, datasets.Value) and feature.dtype in ("string", "large_string"):
             return name
     raise ValueError(
-        f"the dataset has no text column; its columns are {_names(table)}, but this model "
-        "reads text: give data with text, or a model of images."
+        f"the dataset has no text column; its columns are {_names(table)}, but this model reads "
+        "text."
     )
 
 

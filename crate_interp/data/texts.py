@@ -4,8 +4,8 @@ import dataclasses
 import hashlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from crate_interp.core import checks
 from crate_interp.core.errors import ShortTextError
 from crate_interp.core.pictures import quoted
 from crate_interp.core.safe_text import plain
@@ -58,8 +59,7 @@ def checked_texts(texts: Iterable[object]) -> Iterator[str]:
     """Yields texts; raises ValueError if one is not a string, or if UTF-8 cannot encode it."""
     for place, text in enumerate(texts):
         if not isinstance(text, str):
-            kind = type(text).__name__
-            raise ValueError(f"entry {place} of the data is of type {kind}: give only strings.")
+            raise ValueError(f"text {place} is {checks.shown(text)}: give only strings.")
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -72,52 +72,42 @@ def checked_texts(texts: Iterable[object]) -> Iterator[str]:
 
 def token_samples(tokens: Tensor | np.ndarray, how: TextReading | None = None) -> Samples:
     """Returns token ids `[n, pos]` as samples; raises ValueError for anything else."""
-    tokens = _ids(tokens, "data", 2, "give token ids, whole numbers [n, pos], or a list of texts")
+    tokens = _ids(tokens, "data", "[n, pos]")
     if 0 in tokens.shape:
         raise ValueError(f"the data is empty: tokens have shape {list(tokens.shape)}.")
     digest = hashlib.sha256(f"tokens {list(tokens.shape)}".encode())
     digest.update(tokens.cpu().contiguous().numpy().data)
     fingerprint = f"tokens:sha256:{digest.hexdigest()}"
-    return Samples(len(tokens), None, fingerprint, partial(read_rows, tokens))
+    return Samples(len(tokens), None, fingerprint, lambda start, stop: tokens[start:stop])
 
 
 def tokens_of(value: object, where: str) -> Tensor:
     """Returns the token ids of one sample; raises ValueError unless they are whole numbers."""
-    return _ids(value, where, 1, "give token ids, whole numbers [pos], or a text")
+    return _ids(value, where, "[pos]")
 
 
-def _ids(value: object, where: str, axes: int, advice: str) -> Tensor:
-    """Returns whole numbers with so many axes; raises ValueError for anything else."""
-    try:
+def _ids(value: object, where: str, axes: str) -> Tensor:
+    """Returns whole numbers with these axes; raises ValueError for anything else."""
+    with suppress(TypeError, ValueError, RuntimeError):
         tokens = torch.as_tensor(value)
-        what = f"{tokens.dtype} of shape {list(tokens.shape)}"
-    except (TypeError, ValueError, RuntimeError):
-        tokens, what = torch.zeros(()), f"of type {type(value).__name__}"
-    odd = tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool
-    if tokens.ndim != axes or odd:
-        raise ValueError(f"{where} is {what}, but this model reads text: {advice}.")
-    return tokens.long()
+        odd = tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool
+        if tokens.ndim == len(axes.split()) and not odd:
+            return tokens.long()
+    raise ValueError(
+        f"{where} is {checks.shown(value)}, but this model reads text: give texts, or token ids, "
+        f"whole numbers {axes}."
+    )
 
 
-def _stacked(rows: list[Tensor]) -> Tensor:
-    """Returns rows of token ids as one tensor; raises ValueError for several lengths."""
+def _stacked(rows: list[Tensor]) -> Samples:
+    """Returns rows of token ids as samples; raises ValueError for several lengths."""
     lengths = sorted(set(map(len, rows)))
     if len(lengths) > 1:
         raise ValueError(
             f"the rows of token ids have {lengths[0]} to {lengths[-1]} tokens: give rows of one "
             "length, since there is no padding, or the texts, which are cut into windows."
         )
-    return torch.stack(rows)
-
-
-def read_rows(rows: Tensor | list[Tensor], start: int, stop: int, first: int = 0) -> Tensor:
-    """Returns rows of one length from `start` to `stop` - 1; the first row is number `first`."""
-    chosen = rows[start - first : stop - first]
-    if isinstance(chosen, Tensor):
-        return chosen
-    if len(set(map(len, chosen))) > 1:
-        raise ValueError(f"samples {start} to {stop - 1} have different numbers of tokens.")
-    return torch.stack(chosen)
+    return token_samples(torch.stack(rows))
 
 
 def pair_of_text(data: object, how: TextReading) -> Samples:
@@ -139,7 +129,7 @@ def text_sequence(data: Sized, how: TextReading, labels: list[Any] | None = None
         items = [read_item(data, number) for number in range(count)]
         rows = [tokens_of(item.value, f"data[{number}]") for number, item in enumerate(items)]
         own_labels = known_labels(item.label for item in items)
-        return labelled(token_samples(_stacked(rows)), own_labels or labels)
+        return labelled(_stacked(rows), own_labels or labels)
     every = (read_item(data, number).value for number in range(len(data)))
     texts = list(checked_texts(every))  # before work starts
     if not texts:
@@ -174,24 +164,18 @@ def _whole_texts(rows: list[Tensor]) -> Samples:
         return token_samples(torch.stack(rows))
     whole = token_samples(torch.cat(rows)[None])
     digest = hashlib.sha256(f"{whole.fingerprint} {lengths}".encode()).hexdigest()
-    read = partial(read_rows, rows)
-    return Samples(len(rows), None, f"texts:sha256:{digest}", read, lengths=lengths)
+    print_, read = f"texts:sha256:{digest}", lambda start, stop: torch.stack(rows[start:stop])
+    return Samples(len(rows), None, print_, read, lengths=lengths)
 
 
 def table_of_text(table: Table, how: TextReading) -> Samples:
     """Returns the token ids of a table, or the windows of its first text column.
 
-    Raises ValueError for a table without a length, and for ids in rows of several lengths.
+    Raises ValueError for ids in rows of several lengths.
     """
-    if not hasattr(table, "__len__"):
-        raise ValueError(
-            "the dataset is a stream, whose windows of tokens are made while it is read: give it "
-            "to ci.sweep or ci.atoms, or give a map-style datasets.Dataset here."
-        )
     if _IDS not in (table.column_names or ()):
         return _window_samples(how, checked_texts(table[text_column(table)]))
-    rows = [tokens_of(list(row), f"row {number}") for number, row in enumerate(table[_IDS])]
-    return token_samples(_stacked(rows))
+    return _stacked([tokens_of(list(row), f"row {n}") for n, row in enumerate(table[_IDS])])
 
 
 def file_of_text(path: str | Path, how: TextReading) -> Samples:

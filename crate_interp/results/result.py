@@ -43,7 +43,6 @@ _OF_A_RUN = {
     "data", "n_samples", "seconds", "counts", "disjoint", "batch_size", "device", "chunk_size",
     "threads", "engine", "command", "run", "skipped", "titles", "headings",
 }  # fmt: skip
-_LONGEST = 200  # the most characters of a value that an error quotes
 
 Table = pd.DataFrame
 Merge = Callable[[Table, Table, Mapping[str, Any]], Table]  # (ours, theirs, meta of both) -> merged
@@ -80,8 +79,8 @@ class Result(GroupedSamples):
     def __post_init__(self) -> None:
         if set(self.stored) != set(self.STORED):
             raise ValueError(
-                f"the tables are {', '.join(self.stored) or 'none'}, but a result of kind "
-                f"{self.KIND!r} is made of {', '.join(self.STORED)}. Give these tables."
+                f"the tables are {[*self.stored]}: a result of kind {self.KIND!r} is made of "
+                f"{', '.join(self.STORED)}."
             )
         meta = {"format": FORMAT, "result": self.KIND} | self.meta
         # meta goes through JSON, so that it equals the meta of a loaded result, which holds
@@ -126,38 +125,28 @@ class Result(GroupedSamples):
 
     def caution(self) -> str:
         """Returns a one-line warning about edits of the model and too few samples, or ""."""
-        (n, what), found = self.independent, self.meta.get("edits")
-        words = f"Measured with edits: {', '.join([*found][:4])}. " if found else ""
-        grouped = what != self.meta["unit"]
+        (n, what), edits, few = self.independent, self.meta.get("edits"), ""
+        grouped, samples = what != self.meta["unit"], self.counted_samples()
         enough, of = (ENOUGH_GROUPS, what) if grouped else (ENOUGH, "samples")
-        if not self.INTERVALS or n >= enough:
-            return words.strip()
-        if grouped and n < FEWEST:
-            return words + (
-                f"{self.counted_samples()} are too few for an interval: give {FEWEST} {what} or "
-                "more."
-            )
-        return words + (
-            f"Intervals of fewer than {enough} {of} may be too narrow: this result has "
-            f"{self.counted_samples()}."
-        )
+        if self.INTERVALS and grouped and n < FEWEST:
+            few = f"{samples} are too few for an interval: give {FEWEST} {what} or more."
+        elif self.INTERVALS and n < enough:
+            few = f"Intervals of fewer than {enough} {of} may be too narrow: this result has "
+            few += f"{samples}."
+        return (f"Measured with edits: {', '.join([*edits][:4])}. " if edits else "") + few
 
     def _words(self) -> str:
         return plain(f"{self.headline()} {self.caution()}", longest=2000)  # headlines quote names
 
     def __repr__(self) -> str:
         others = [name for name in (*self.STORED, *self.DERIVED) if name != self.MAIN]
+        names = [plain(name) for name in self.meta.get("statistics", {})]
         return (
             f"{type(self).__name__}: {self._words()}\n"
             f"  table(): {self.MAIN}. table(name): {', '.join(others) or 'there is no other'}."
-            f"{self._statistics()}\n  save(folder), to_csv(), to_markdown(), to_latex()."
+            + (f"\n  {len(names)} statistics: {', '.join(names[:8])} ..." if names else "")
+            + "\n  save(folder), to_csv(), to_markdown(), to_latex()."
         )
-
-    def _statistics(self) -> str:
-        """Returns a line with the names of the statistics, if the result has some."""
-        names = [plain(name) for name in self.meta.get("statistics", {})]
-        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if names[8:] else "")
-        return f"\n  statistics: {shown}." if names else ""
 
     def _written(self, name: str | None) -> pd.DataFrame:
         """Returns the table to write as text; None means the main table."""
@@ -262,12 +251,9 @@ class Result(GroupedSamples):
                 raise ValueError("it has changed since it was saved")
             result._check_readable()
         except Exception as error:  # caused by a table or a setting of unknown origin
-            why = (
-                str(error) if isinstance(error, ValueError) else f"{type(error).__name__} ({error})"
-            )
             raise ValueError(
-                f"{str(folder)!r} is not a saved {cls.__name__} of this version: {plain(why)}. "
-                "Measure or save the result again."
+                f"{str(folder)!r} is not a saved {cls.__name__} of this version: "
+                f"{type(error).__name__}, {plain(error)}. Measure or save the result again."
             ) from error
         return result
 
@@ -284,20 +270,16 @@ class Result(GroupedSamples):
         if self.alone:
             raise ValueError(self.alone)
         if type(other) is not type(self):
-            raise ValueError(
-                f"cannot merge {type(other).__name__} into {type(self).__name__}: "
-                "give a result of the same kind."
-            )
+            raise ValueError(f"cannot merge {type(other).__name__} into {type(self).__name__}.")
         _check_same(self.meta, other.meta)
         if (self._group_of is None) != (other._group_of is None):
-            raise ValueError(
-                "one of the results knows which samples belong together, the other does not: "
-                "measure both with groups=, or neither."
-            )
-        shift = sample_ranges.shift(self.meta["data"], other.meta["data"])
-        theirs = {name: _renumbered(table, shift) for name, table in other.stored.items()}
-        pairs = {name: (self.stored[name], theirs[name]) for name in self.STORED}
-        tables = {name: rule(*pairs[name], self.meta) for name, rule in self.STORED.items()}
+            raise ValueError("only one result has groups: measure both with groups=, or neither.")
+        shift, tables = sample_ranges.shift(self.meta["data"], other.meta["data"]), {}
+        for name, rule in self.STORED.items():
+            theirs = other.stored[name]
+            if shift and "sample" in theirs:
+                theirs = theirs.assign(sample=theirs["sample"] + shift)
+            tables[name] = rule(self.stored[name], theirs, self.meta)
         return type(self)(tables, _merged_meta(self.meta, other.meta))
 
 
@@ -338,17 +320,9 @@ def by(*keys: str) -> Merge:
 
 def _in_order(rows: Table, keys: list[str]) -> bool:
     """Tells whether rows are sorted by these columns; False unless they hold whole numbers."""
-    tied = np.ones(
-        max(len(rows) - 1, 0), dtype=bool
-    )  # whether a row equals the one before in the columns so far
-    for key in keys:
-        values = rows[key].to_numpy()
-        if values.dtype.kind not in "iu":
-            return False
-        if (tied & (values[1:] < values[:-1])).any():
-            return False
-        tied &= values[1:] == values[:-1]
-    return True
+    columns = [rows[key].to_numpy() for key in reversed(keys)]
+    whole = all(values.dtype.kind in "iu" for values in columns)
+    return whole and bool((np.lexsort(columns) == np.arange(len(rows))).all())
 
 
 def first(mine: Table, theirs: Table, meta: Mapping[str, Any]) -> Table:
@@ -372,15 +346,11 @@ def _check_same(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
     )
     for name in dict.fromkeys([*mine, *theirs]):
         if name not in _OF_A_RUN and mine.get(name) != theirs.get(name):
-            values = " and ".join(repr(meta.get(name))[:_LONGEST] for meta in (mine, theirs))
             raise ValueError(
-                f"the results differ in {name}: {values}. "
-                "Only results with the same model, settings and versions merge."
+                f"the results differ in {name}: {checks.shown(mine.get(name))} and "
+                f"{checks.shown(theirs.get(name))}. Only results with the same model, settings and "
+                "versions merge."
             )
-
-
-def _renumbered(table: Table, shift: int) -> Table:
-    return table.assign(sample=table["sample"] + shift) if shift and "sample" in table else table
 
 
 def _merged_meta(mine: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:

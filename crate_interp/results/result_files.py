@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import os
 import struct
 import warnings
 from collections.abc import Collection, Iterator, Mapping
@@ -26,28 +27,20 @@ def read_meta(folder: Path, name: str, kind: str) -> dict[str, Any]:
     """
     path = folder / META
     try:
-        if not folder.is_dir():
-            raise ValueError("there is no such folder")
-        if not path.is_file():
-            raise ValueError(
-                f"there is no file {META}. A save that was interrupted, or is still running, "
-                "leaves none"
-            )
         with open_regular(path) as file:
             meta = json.load(file)
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{str(folder)!r} does not hold a saved {name}: {error}") from None
-    if not isinstance(meta, dict) or type(meta.get("format")) is not int or meta["format"] < 1:
+        raise ValueError(
+            f"{str(folder)!r} does not hold a saved {name}: {error}. A save that was interrupted, "
+            f"or is still running, leaves no {META}."
+        ) from None
+    number = meta.get("format") if isinstance(meta, dict) else None
+    if type(number) is not int or number < 1:
         raise ValueError(f"{str(path)!r} was not written by {name}.save.")
-    if meta["format"] > FORMAT:
+    if number > FORMAT or meta.get("result") != kind:
         raise ValueError(
-            f"{str(path)!r} has format {meta['format']}, but this version reads {FORMAT}: "
-            "install a newer crate_interp, or save the result again."
-        )
-    if meta.get("result") != kind:
-        raise ValueError(
-            f"{str(folder)!r} holds a result of kind {plain(meta.get('result'))!r}, "
-            f"but {name}.load reads {kind!r}."
+            f"{str(folder)!r} holds a result of kind {plain(meta.get('result'))!r} in format "
+            f"{number}, but {name}.load of this version reads {kind!r} in format {FORMAT}."
         )
     return meta
 
@@ -58,16 +51,11 @@ def check_place(folder: Path, kind: str) -> None:
     It would overwrite a result of another kind, or a meta.json of another program.
     """
     path = folder / META
-    if not path.exists() and not path.is_symlink():
-        return
     found = read_index(path).get("result")
-    if found != kind:
-        content = (
-            f"a result of kind {plain(found)!r}" if isinstance(found, str) else f"another {META}"
-        )
+    if os.path.lexists(path) and found != kind:
         raise ValueError(
-            f"{str(folder)!r} holds {content}, which would be lost: give another folder, or empty "
-            "this one."
+            f"{str(folder)!r} holds the {META} of a result of kind {plain(found)!r}, which would "
+            "be lost: give another folder, or empty this one."
         )
 
 
@@ -92,18 +80,12 @@ def read_tables(
         except (OSError, ValueError) as error:
             missing = isinstance(error, FileNotFoundError)
             raise _foreign(path, name, "there is no such file" if missing else error) from None
-    beside = {
-        file: digests[file] for file in digests if file.removesuffix(".parquet") not in tables
-    }
-    wrong = differs(folder, beside)
-    for file in wrong:
+    read = [f"{table}.parquet" for table in tables]
+    for file in differs(folder, {file: digests[file] for file in digests if file not in read}):
         if file.endswith(".parquet"):
             raise _foreign(folder / file, name, f"its digest is not the one in {META}")
-    if wrong:
-        others = f" and {len(wrong) - 1} others" if wrong[1:] else ""
-        warnings.warn(
-            f"{str(folder / wrong[0])!r}{others} changed since this {name} was saved.", stacklevel=4
-        )
+        words = f"{str(folder / file)!r} changed since this {name} was saved."
+        warnings.warn(words, stacklevel=4)
     return tables
 
 
