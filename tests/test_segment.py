@@ -275,7 +275,7 @@ def test_the_table_agrees_with_a_slow_one():
     np.testing.assert_allclose(images["score"], overall, rtol=1e-6)
     assert list(images["sample"]) == kept
     assert list(images["label"]) == [f"kind {place % 3}" for place in kept]
-    assert "mask of another image" in result.text()
+    assert "mask of another image" in repr(result)
     assert result.cells()[1][1][3].count(",") == 2
     assert "nan" not in str(ci.segment(net, data, untrained=0, progress=False).cells())
 

@@ -212,8 +212,11 @@ class SegmentResult(Result):
         )
 
     def finding(self) -> str:
-        """Returns whether heads find objects, and the strongest mask without a network."""
-        return f"{self.verdict()}. Beside it: {self.against()}."
+        """Returns whether heads find objects, the strongest mask without a network, and chance."""
+        row, words = self.overall(), BLIND | {"untrained": "untrained networks"}
+        names = ("other_image", "centre", "all_foreground", "untrained", "random")
+        chance = [f"{words[name]} {row[name]:.3f}" for name in names if not pd.isna(row[name])]
+        return f"{self.verdict()}. Beside it: {self.against()}. Chance: {', '.join(chance)}."
 
     def _repr_html_(self) -> str:
         header, rows = self.cells()
