@@ -223,11 +223,11 @@ def test_a_head_finds_objects_only_beyond_the_strongest_map_of_the_picture(decoy
     words = "a map of colour contrast to the border"
     if decoy:
         assert row[row["strongest"]] < 0.6 and row["excess_low"] > 0
-        assert headline.startswith("L1H0 finds objects: Jaccard index 0.500")
+        assert headline.startswith("One head (L1H0) finds objects: Jaccard index 0.500")
     else:
         assert row["strongest"] == "border_colour" and row["border_colour"] == 0.75
         assert row["excess_high"] < 0
-        assert f"L1H0 finds objects, worse than {words} (0.750):" in headline
+        assert f"One head (L1H0) finds objects, worse than {words} (0.750):" in headline
         assert f"{words}, on average the strongest of 6 masks without a network, 0.750" in headline
         assert f"{words} 0.750" in result.text()
         assert row["excess"] == pytest.approx(-0.25) and "(difference -0.250, -0." in headline

@@ -202,7 +202,7 @@ def test_the_page_begins_with_what_was_found(tmp_path, monkeypatch, low, high, e
     page = ci.viz.segment_page(result, tmp_path).read_text()
     finding = page.split('<div class="finding">')[1].split("</div>")[0]
     finding = re.sub("<[^>]*>", "", finding)  # words with meanings
-    assert f"L1H2 {verdict}" in finding and "best blind guess" in finding
+    assert f"One head (L1H2) {verdict}" in finding and "best blind guess" in finding
     blind = [row[name] for name in ("centre", "all_foreground", "other_image", "random")]
     assert f"{max(blind):.3f}, untrained {row['untrained']:.3f}" in finding
     assert page.index("finding") < page.index("<table")  # numbers come after what they say

@@ -11,7 +11,6 @@ from crate_interp.core.safe_text import notebook_view, table_in_html
 from crate_interp.measures.maps import MAPS
 from crate_interp.probes.segmentation_probe import RESOLUTIONS, RULES
 from crate_interp.results.result import Result, as_text, by
-from crate_interp.results.sample_ranges import counted
 from crate_interp.segmentation.scores import (
     WAYS,
     WITHOUT_NETWORK,
@@ -134,9 +133,9 @@ class SegmentResult(Result):
         settings = self.meta["probes"]["segmentation"]["settings"]
         share = settings["mass" if rule == "mass" else "fraction"]
         levels = ", ".join(CELL.values())
-        table = as_text(*self.cells(rule, resolution))
         return (
-            f"{rule} rule, {share:.0%}; Jaccard index over {resolution}s ({levels}):\n{table}\n"
+            f"{rule} rule, {share:.0%}; Jaccard index over {resolution}s ({levels}):\n"
+            f"{as_text(*self.cells(rule, resolution))}\n"
             f"without a network: {self.others(rule, resolution)}"
         )
 
@@ -151,10 +150,8 @@ class SegmentResult(Result):
         return (
             f"mass rule: the patches with most attention that hold {settings['mass']:.0%} of a "
             f"map. top rule: the {settings['fraction']:.0%} of the patches with most attention.\n"
-            "best head for each image: the mask itself chooses the head, as in papers, so that "
-            "chance is high as well.\n"
-            "fixed head: for each half of the images, the head that is best on the other half, mean"
-            " over 50 splits; its number is that of the head chosen most often.\n"
+            "best head for each image: chosen by the mask itself, so that chance is high as well.\n"
+            "fixed head: the head that is best on the other half of the images, over 50 splits.\n"
             "Jaccard index: overlap over union, 1 is best."
         )
 
@@ -180,20 +177,17 @@ class SegmentResult(Result):
         strongest mask without a network if the interval of the difference lies below 0, no better
         than it if the interval includes 0.
         """
-        row, several = self.overall(), len(self.chosen()) > 1
+        row = self.overall()
         bar = max(row[name] for name in (*BLIND, "untrained") if not pd.isna(row[name]))
-        verdict = "do not find objects" if several else "does not find objects"
+        verdict = "may find objects (this data does not decide)"
         if row["low"] > bar:
-            verdict = "find objects" if several else "finds objects"
-            bare = f"{WITHOUT_NETWORK[row['strongest']]} ({row[row['strongest']]:.3f})"
-            if row["excess_high"] < 0:
-                verdict += f", worse than {bare}"
-            elif not row["excess_low"] > 0:
-                verdict += f", no better than {bare}"
-        elif not row["high"] <= bar:  # NaN if all images have the same score
-            verdict = "may find objects (this data does not decide)"
+            than = f"than {WITHOUT_NETWORK[row['strongest']]} ({row[row['strongest']]:.3f})"
+            beyond = "" if row["excess_low"] > 0 else f", no better {than}"
+            verdict = f"finds objects{f', worse {than}' if row['excess_high'] < 0 else beyond}"
+        elif row["high"] <= bar:  # both ends are NaN if all images have the same score
+            verdict = "does not find objects"
         ends = interval_words(row["low"], row["high"], ".3f", "")
-        return f"{self.named()} {verdict}: Jaccard index {row['value']:.3f} ({ends})"
+        return f"One head ({self.named()}) {verdict}: Jaccard index {row['value']:.3f} ({ends})"
 
     def against(self) -> str:
         """Returns the strongest mask without a network, its score, and the difference to it."""
@@ -207,34 +201,22 @@ class SegmentResult(Result):
 
     def worth(self) -> str:
         """Returns in how many images the chosen heads beat a blind guess, and miss the object."""
-        scores: Any = self._table("images")
-        row = self.overall()
+        images, row, constants = self.table("images"), self.overall(), self.table("constants")
         columns = {"centre": "centre_mass_token", "all_foreground": "all_token"}
         guess = max(columns, key=lambda name: row[name])
-        blind: Any = self._table("constants").set_index("sample")[columns[guess]]
-        better = int((scores["score"].to_numpy() > blind.loc[scores["sample"]].to_numpy()).sum())
-        missed = int((scores["score"] == 0).sum())
+        blind = constants.set_index("sample").loc[images["sample"], columns[guess]]
+        score = images["score"].to_numpy()
         return (
-            f"image by image, it is above {BLIND[guess]} in {better} of {len(scores)} and misses "
-            f"the object entirely in {missed or 'none'}"
+            f"image by image, it is above {BLIND[guess]} in {(score > blind.to_numpy()).sum()} of "
+            f"{len(score)} and misses the object entirely in {(score == 0).sum()}"
         )
 
     def finding(self) -> str:
         """Returns whether heads find objects, the strongest mask without a network, and chance."""
-        row = self.overall()
-        levels = (
-            ("other_image", "the same heads on the mask of another image"),
-            ("centre", "a centred map"),
-            ("all_foreground", "all foreground"),
-            ("untrained", f"{counted(self.meta['untrained'], 'untrained networks')}, mean"),
-            ("random", "the same heads with patches in random order"),
-        )
-        chance = [f"{words} {row[name]:.3f}" for name, words in levels if not pd.isna(row[name])]
-        return (
-            f"{self.verdict()}; {self.worth()}. Head and layer are those that are best on the "
-            f"other half of the images, mean over 50 splits. Beside it: {self.against()}. Chance: "
-            f"{', '.join(chance)}."
-        )
+        row, words = self.overall(), BLIND | {"untrained": "untrained networks"}
+        names = ("other_image", "centre", "all_foreground", "untrained", "random")
+        chance = [f"{words[name]} {row[name]:.3f}" for name in names if not pd.isna(row[name])]
+        return f"{self.verdict()}. Beside it: {self.against()}. Chance: {', '.join(chance)}."
 
     def _repr_html_(self) -> str:
         header, rows = self.cells()

@@ -18,8 +18,8 @@ from crate_interp.data import Data, Samples
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.preprocess import displayable
-from crate_interp.probes import Probe, segmentation
-from crate_interp.probes.segmentation_probe import IGNORED, head_maps, points_of
+from crate_interp.probes import Probe, maps, segmentation
+from crate_interp.probes.segmentation_probe import IGNORED, points_of
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Chunk, check_model, samples_of
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables, copies
@@ -124,9 +124,9 @@ class Segment(Question):
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
         """Returns what run.json and meta record of the question."""
-        facts = {"probes": probes_meta([self.probe], model)["probes"], "blocks": "blocks"}
-        facts |= {"controls": 0, "untrained": self.untrained}
-        return facts | ({"mask_ratio": 0.0} if model.cfg.kind == "mae" else {})
+        probes = probes_meta([self.probe], model)["probes"]
+        facts = {"probes": probes, "blocks": "blocks", "controls": 0, "untrained": self.untrained}
+        return facts | model.full_options
 
     def plan(self, run: Experiment) -> Plan:
         """Yields the passes, and returns the tables of the result."""
@@ -141,9 +141,8 @@ class Segment(Question):
         tables, scores, *others = yield [constants, own, *twins]
         for name in ("samples", "head_samples"):
             tables[name] = scores[name]
-            tables[f"untrained_{name}"] = stacked(
-                [other[name] for other in others if name in other]
-            )
+            parts = [other[name] for other in others if name in other]
+            tables[f"untrained_{name}"] = stacked(parts)
         blank = {"examples": pd.DataFrame(columns=_COLUMNS, dtype=object)}
         images = SegmentResult(tables | blank, run.facts_of("segment")).table("images")
         shown = partial(_examples, images=images, settings=settings)
@@ -180,48 +179,39 @@ def _examples(chunk: Chunk, images: pd.DataFrame, settings: Mapping[str, Any]) -
         "median": middle_rows(rest.iloc[: max(len(rest) - SHOWN, 0)]),
         "worst": rest.tail(SHOWN).iloc[::-1],
     }
-    rows = [
-        {"group": group, **row._asdict(), **_pictures(row, chunk.model, chunk.samples, settings)}
-        for group, table in groups.items()
-        for row in table.itertuples(index=False)
-    ]
-    chunk.advance(chunk.samples.n)
+    model, samples, rows = chunk.model, chunk.samples, []
+    assert samples.masks is not None
+    options: Any = {name: settings[name] for name in ("query", "scaled", "cls_key")}
+    points = points_of(model.cfg.facts["attention"], settings["scaled"] and settings["cls_key"])
+    for group, table in groups.items():
+        for row in table.itertuples(index=False):
+            image = samples.read(row.sample, row.sample + 1).to(model.cfg.device)
+            mask = samples.masks(row.sample, row.sample + 1)[0].numpy()
+            names = [full_name(point, row.layer) for point in points]
+            with torch.no_grad():
+                _, cache = model.run_with_cache(image, names_filter=names, **model.full_options)
+            sides = zip(image.shape[2:], model.cfg.patch_size, strict=True)
+            grid = [side // patch for side, patch in sides]
+            values = maps.attention(cache, row.layer, grid=grid, **options)[0, row.head]
+            picture = (displayable(image[0], model.cfg) * 255).round().astype(np.uint8)
+            judged = ((mask != 0) & (mask != IGNORED)).astype(np.uint8) * 255
+            rows.append({
+                "group": group,
+                **row._asdict(),
+                "picture": _png(picture, Image.Resampling.LANCZOS),
+                "mask": _png(judged, Image.Resampling.NEAREST),
+                "map": values.double().cpu().flatten().numpy(),  # an array, as in a loaded result
+                "rows": grid[0],
+                "columns": grid[1],
+            })  # fmt: skip
+    chunk.advance(samples.n)
     return {"examples": pd.DataFrame(rows, columns=_COLUMNS)}
 
 
-def _pictures(
-    row: Any, model: Any, samples: Samples, settings: Mapping[str, Any]
-) -> dict[str, Any]:
-    image = samples.read(row.sample, row.sample + 1).to(model.cfg.device)
-    assert samples.masks is not None
-    mask = samples.masks(row.sample, row.sample + 1)[0].numpy()
-    whole = settings["scaled"] and settings["cls_key"]
-    points = points_of(model.cfg.facts["attention"], whole)
-    names = [full_name(point, row.layer) for point in points]
-    run: dict[str, Any] = {"mask_ratio": 0.0} if model.cfg.kind == "mae" else {}
-    with torch.no_grad():
-        _, cache = model.run_with_cache(image, names_filter=names, **run)
-    options: Any = {name: settings[name] for name in ("query", "scaled", "cls_key")}
-    height, width = (
-        side // patch for side, patch in zip(image.shape[2:], model.cfg.patch_size, strict=True)
-    )
-    acts = {point: cache.at(point, row.layer) for point in points}
-    values = head_maps(acts, model.cfg.n_special, **options)[0, row.head]
-    picture = (displayable(image[0], model.cfg) * 255).round().astype(np.uint8)
-    judged = ((mask != 0) & (mask != IGNORED)).astype(np.uint8) * 255
-    return {
-        "picture": _png(Image.fromarray(picture), Image.Resampling.LANCZOS),
-        "mask": _png(Image.fromarray(judged), Image.Resampling.NEAREST),
-        "map": values.double().cpu().flatten().numpy(),  # an array, as in a loaded result
-        "rows": height,
-        "columns": width,
-    }
-
-
-def _png(image: Image.Image, resample: Image.Resampling) -> bytes:
+def _png(pixels: np.ndarray, resample: Image.Resampling) -> bytes:
+    image, buffer = Image.fromarray(pixels), io.BytesIO()
     scale = _LONGEST / max(image.size)
     if scale < 1:
         image = image.resize([max(1, round(side * scale)) for side in image.size], resample)
-    buffer = io.BytesIO()
     image.save(buffer, "PNG", optimize=True)
     return buffer.getvalue()

@@ -1,8 +1,8 @@
 """The three ways to score how well a layer segments, beside chance and maps without a network."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -22,8 +22,7 @@ WAYS = ("best head for each image", "fixed head", "mean over heads")
 WITHOUT_NETWORK = {"all_foreground": "all foreground"} | MAPS
 
 
-@dataclass(frozen=True)
-class Scores:
+class Scores(NamedTuple):
     """Jaccard indices of one model and rule: `heads` `[n, layer, head]`, `best` `[n, layer]`.
 
     NaN means that a sample has no object.
@@ -31,10 +30,6 @@ class Scores:
 
     heads: np.ndarray
     best: np.ndarray
-
-    def on(self, samples: np.ndarray) -> "Scores":
-        """Returns the scores of some samples."""
-        return Scores(self.heads[samples], self.best[samples])
 
     def chosen(self, heads: np.ndarray) -> np.ndarray:
         """Returns the scores of the heads of `choices`, `[draw, n, layer + 1]`."""
@@ -46,14 +41,6 @@ class Scores:
         fixed = self.chosen(heads).mean(axis=0)
         ways = np.stack([self.best, fixed[:, :-1], self.heads.mean(axis=2)], axis=2)
         return np.concatenate([ways.reshape(len(ways), -1), fixed[:, -1:]], axis=1)
-
-
-def scores_of(samples: pd.DataFrame, head_samples: pd.DataFrame, name: str) -> Scores:
-    """Returns the scores called `segmentation.{name}` in the tables of a sweep."""
-    shape = [len(set(head_samples[axis])) for axis in ("sample", "layer", "head")]
-    heads = head_samples[f"segmentation.{name}"].to_numpy().reshape(shape)
-    best = samples[f"segmentation.{name}_best"].to_numpy().reshape(shape[0], -1)
-    return Scores(heads, best[:, : shape[1]])
 
 
 def choices(heads: np.ndarray, groups: np.ndarray | None = None) -> np.ndarray:
@@ -82,9 +69,8 @@ def score_table(result: Result) -> pd.DataFrame:
     strongest: the one of the masks without a network that has the highest mean over all images.
     excess, excess_low, excess_high: the mean over images of the difference to it, and its interval.
     """
-    constants: Any = result.table("constants")[_with_object(result)]
+    constants, groups = _judged(result)
     parts: list[pd.DataFrame] = []
-    groups = result.groups_at(constants["sample"])
     for rule, resolution, (own, random, other), twins in _scores(result):
         heads = choices(own.heads, groups)
         values, table = own.by_way(heads), _columns(own, heads)
@@ -117,18 +103,19 @@ def score_table(result: Result) -> pd.DataFrame:
 
 def head_table(result: Result) -> pd.DataFrame:
     """Returns a row per rule, resolution, layer and head: its mean, interval and chance levels."""
-    parts, constants = [], result.table("constants")[_with_object(result)]
-    groups = result.groups_at(constants["sample"])
+    parts, (_, groups) = [], _judged(result)
     for rule, resolution, models, twins in _scores(result):
         layer, head = np.indices(models[0].heads.shape[1:]).reshape(2, -1)
         flat, random, other, *untrained = (
             scores.heads.reshape(-1, layer.size) for scores in (*models, *twins)
         )
         low, high = mean_interval(by_group(flat, groups))
-        columns = {"rule": rule, "resolution": resolution, "layer": layer, "head": head}
-        columns |= {"value": flat.mean(axis=0), "low": low, "high": high}
-        columns |= {"other_image": _mean(other), "random": _mean(random)}
-        parts.append(pd.DataFrame(columns | {"untrained": _untrained(untrained)}))
+        columns = {
+            "rule": rule, "resolution": resolution, "layer": layer, "head": head,
+            "value": flat.mean(axis=0), "low": low, "high": high, "other_image": _mean(other),
+            "random": _mean(random), "untrained": _untrained(untrained),
+        }  # fmt: skip
+        parts.append(pd.DataFrame(columns))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -137,13 +124,12 @@ def image_table(result: Result) -> pd.DataFrame:
 
     score: the mean over splits. layer, head: the head that scores the image in most of them.
     """
-    there = _with_object(result)
-    own = scores_of(result.table("samples"), result.table("head_samples"), "mass_token").on(there)
-    constants = result.table("constants")
-    heads = choices(own.heads, result.groups_at(constants.loc[there, "sample"]))
+    constants, groups = _judged(result)
+    _, _, (own, *_), _ = next(_scores(result))
+    heads = choices(own.heads, groups)
     places = [np.bincount(column).argmax() for column in heads[:, :, -1].T]
     score = own.chosen(heads)[:, :, -1].mean(axis=0)
-    images = constants.loc[there, ["sample", "label"]].assign(score=score)
+    images = constants[["sample", "label"]].assign(score=score)
     images["layer"], images["head"] = np.divmod(places, own.heads.shape[2])
     return images.reset_index(drop=True)
 
@@ -168,18 +154,31 @@ def _scores(result: Result) -> Iterator[tuple[str, str, list[Scores], list[Score
     image's masks. All are of images with an object; where the next image has none, the last are
     NaN.
     """
-    there = _with_object(result)
+    there = result.table("constants")["all_token"].notna().to_numpy()
     samples, heads = (result.table(f"untrained_{name}") for name in ("samples", "head_samples"))
-    twins: list[tuple[Any, Any]] = [
+    twins: list[Any] = [
         (samples[samples["seed"] == seed], heads[heads["seed"] == seed])
         for seed in range(result.meta["untrained"])
     ]
     own = result.table("samples"), result.table("head_samples")
-    for rule in RULES:
-        for resolution in RESOLUTIONS:
-            name = f"{rule}_{resolution}"
-            models = [scores_of(*own, f"{name}{chance}").on(there) for chance in CHANCE]
-            yield rule, resolution, models, [scores_of(*twin, name).on(there) for twin in twins]
+
+    def scores(tables: tuple[pd.DataFrame, pd.DataFrame], name: str) -> Scores:
+        shape = [len(set(tables[1][axis])) for axis in ("sample", "layer", "head")]
+        each = tables[1][f"segmentation.{name}"].to_numpy().reshape(shape)
+        best = tables[0][f"segmentation.{name}_best"].to_numpy().reshape(shape[0], -1)
+        return Scores(each[there], best[there, : shape[1]])
+
+    for rule, resolution in product(RULES, RESOLUTIONS):
+        name = f"{rule}_{resolution}"
+        models = [scores(own, f"{name}{chance}") for chance in CHANCE]
+        yield rule, resolution, models, [scores(each, name) for each in twins]
+
+
+def _judged(result: Result) -> tuple[pd.DataFrame, np.ndarray | None]:
+    """Returns the rows of "constants" of images with an object, and the groups of these images."""
+    constants: Any = result.table("constants")
+    constants = constants[constants["all_token"].notna()]
+    return constants, result.groups_at(constants["sample"])
 
 
 def _mean(values: np.ndarray) -> np.ndarray:
@@ -190,11 +189,6 @@ def _mean(values: np.ndarray) -> np.ndarray:
 
 def _untrained(values: Sequence[np.ndarray]) -> np.ndarray | float:
     return np.mean([each.mean(axis=0) for each in values], axis=0) if values else np.nan
-
-
-def _with_object(result: Result) -> np.ndarray:
-    """Returns which samples have an object `[n]`."""
-    return result.table("constants")["all_token"].notna().to_numpy()
 
 
 def constants_of(chunk: Chunk, mass: float, fraction: float) -> Tables:
@@ -224,9 +218,9 @@ def constants_of(chunk: Chunk, mass: float, fraction: float) -> Tables:
     columns = {name: torch.cat(values).numpy() for name, values in parts.items()}
     samples, names = chunk.samples, chunk.samples.names
     labels: list[Any] = samples.labels or [None] * samples.n
-    if names is not None:
-        labels = [None if label is None else names[label] for label in labels]
     own = [labels[number - samples.start] for number in columns["sample"]]
+    if names is not None:
+        own = [None if label is None else names[label] for label in own]
     table = pd.DataFrame(columns)
     table.insert(1, "label", pd.Series(own, dtype=object))
     return {"constants": table.infer_objects()}

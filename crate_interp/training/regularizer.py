@@ -72,12 +72,10 @@ class SRRRegularizer:
                 "sparse rate reduction needs. Give a CRATE."
             )
         count = len(self.blocks)
-        chosen: list[Any] = list(range(count))
+        chosen: Any = layers if isinstance(layers, (list, tuple, range)) else [layers]
         if isinstance(layers, str):
             checks.one_of("layers", layers, ("last", "random"))
-            chosen = chosen[-1:] if layers == "last" else chosen
-        else:
-            chosen = list(layers) if isinstance(layers, (list, tuple, range)) else [layers]
+            chosen = range(count) if layers == "random" else [count - 1]
         right = chosen and all(checks.is_int(one) and 0 <= one < count for one in chosen)
         if not right or len(set(chosen)) < len(chosen):
             raise ValueError(
@@ -127,8 +125,7 @@ class SRRRegularizer:
         if not self._seen:
             raise RuntimeError(
                 "there was no forward with gradients since the last call: use `with "
-                "ci.SRRRegularizer(model) as penalty:` around the loop, and call the model first, "
-                "not under torch.no_grad()."
+                "ci.SRRRegularizer(model) as penalty:` around the loop, and call the model first."
             )
         seen, self._seen = self._seen, {}
         chosen = [self._draws.choice(self.layers)] if self.one else self.layers

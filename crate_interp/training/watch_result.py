@@ -1,8 +1,8 @@
 """What probes measured during a training, and where a series takes its largest step."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
@@ -10,7 +10,6 @@ from jaxtyping import Float
 
 from crate_interp.core import checks
 from crate_interp.results.result import Result, by, first
-from crate_interp.results.sample_ranges import counted
 from crate_interp.stats.intervals import LEVEL
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.sweep_tables import no_controls
@@ -186,17 +185,22 @@ def _halves(n: int) -> np.ndarray:
     return np.maximum.accumulate([np.median(likeness(rest)) for rest in rests])
 
 
-def _by_step(result: "WatchResult", name: str) -> pd.DataFrame:
-    """Returns a derived table of the sweeps at all steps, with a first column `step`."""
-    parts = [result.at(step).table(name) for step in result.steps]
-    for step, part in zip(result.steps, parts, strict=True):
+def by_step(tables: Mapping[int, pd.DataFrame]) -> pd.DataFrame:
+    """Returns the tables of all steps as one, with a first column `step`."""
+    parts = [table.copy() for table in tables.values()]
+    for step, part in zip(tables, parts, strict=True):
         part.insert(0, "step", step)
     return pd.concat(parts, ignore_index=True)
 
 
+def _derived(result: "WatchResult", name: str) -> pd.DataFrame:
+    return by_step({step: result.at(step).table(name) for step in result.steps})
+
+
 def _changes(result: "WatchResult") -> pd.DataFrame:
-    rows = []
-    for key, steps, means in result._series():
+    rows, both = [], cast(Any, pd.concat([result._table("layers"), result._table("heads")]))
+    for key, own in both.groupby(_KEYS, sort=False, dropna=False):
+        steps, means = own["step"].to_numpy(int), own["mean"].to_numpy(float)
         gaps = np.diff(steps)
         # only the last gap may differ, if the last step came early
         even = len(gaps) - int(len(gaps) > 1 and gaps[-1] != gaps[-2])
@@ -206,8 +210,7 @@ def _changes(result: "WatchResult") -> pd.DataFrame:
         if change is not None:
             found = (steps[change.at], *change[1:])
         rows.append((*key, *found, len(slopes)))
-    table = pd.DataFrame(rows, columns=_CHANGES)
-    return table.astype({"head": "Int64", "step": "Int64"})
+    return pd.DataFrame(rows, columns=_CHANGES).astype({"head": "Int64", "step": "Int64"})
 
 
 class WatchResult(Result):
@@ -227,8 +230,8 @@ class WatchResult(Result):
         "weights": first,
     }
     DERIVED = {
-        "layers": partial(_by_step, name="layers"),
-        "heads": partial(_by_step, name="heads"),
+        "layers": partial(_derived, name="layers"),
+        "heads": partial(_derived, name="heads"),
         "changes": _changes,
     }
     ALONE = "results of a watch do not merge: watch all samples in one training."
@@ -244,11 +247,9 @@ class WatchResult(Result):
         Raises ValueError if the model was not measured at this step.
         """
         if step not in self.steps:
-            known = step if checks.is_int(step) else 0
-            near = min(self.steps, key=lambda one: abs(one - known))
             raise ValueError(
-                f"step={checks.shown(step)}: the model was measured at {len(self.steps)} steps, "
-                f"{self.steps[0]} to {self.steps[-1]}. The nearest step is {near}."
+                f"step={checks.shown(step)}: the model was measured at the steps "
+                f"{', '.join(map(str, self.steps[:20]))}."
             )
         tables: dict[str, Any] = {}
         for name in STORED:
@@ -286,35 +287,18 @@ class WatchResult(Result):
 
     def finding(self) -> str:
         """Returns what was measured at which steps, and how many series change their course."""
-        meta, steps = self.meta, self.steps
-        what = counted(len(meta["statistics"]), "statistics")
-        where = (
-            f"{what} of {meta['model'] or 'a model'} on {self.counted_samples()} "
-            f"at {counted(len(steps), 'steps')}, {steps[0]:,} to {steps[-1]:,}"
-        )
-        missed = len(meta["not_measured"])
-        more = f" {counted(missed, 'steps')} could not be measured." if missed else ""
-        table: Any = self._table("changes")
-        tested = table[table["p"].notna()]
-        if not len(tested):
-            return f"{where}: too few steps to tell where a series changes its course.{more}"
-        found = tested[tested["p"] <= LEVEL]
-        words = (
-            f"{where}: {len(found)} of {len(tested)} series change their course (p at most "
-            f"{LEVEL:g}; by chance at most {LEVEL * len(tested):.0f} would)"
-        )
-        if len(found):
-            words += f", half of them by step {int(np.percentile(found['step'], 50)):,}"
-        return f"{words}.{more}"
-
-    def _series(self) -> Iterator[tuple[tuple, np.ndarray, np.ndarray]]:
-        """Yields each series: (probe, statistic, layer, head or None), steps and means."""
-        for name in ("layers", "heads"):
-            table: Any = self._table(name)
-            keys = _KEYS if name == "heads" else _KEYS[:3]
-            for key, rows in table.groupby(keys, sort=False):
-                whole = key if name == "heads" else (*key, None)
-                yield whole, rows["step"].to_numpy(), rows["mean"].to_numpy()
+        p, steps = self._table("changes")["p"].dropna(), self.steps
+        missed = self.meta["not_measured"]
+        if len(p):
+            words = (
+                f"{(p <= LEVEL).sum()} of {len(p)} series change their course (p at most "
+                f"{LEVEL:g}; by chance at most {LEVEL * len(p):.0f} would)"
+            )
+        else:
+            words = "too few steps to tell where a series changes its course"
+        where = f"{self.counted_samples()}, step {steps[0]:,} to {steps[-1]:,}"
+        lost = f" Not measured: step {', '.join(missed)}." if missed else ""
+        return f"{self.meta['model'] or 'a model'} on {where}: {words}.{lost}"
 
     def _shown(self) -> pd.DataFrame:
         changes: Any = self._table("changes")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 
 from crate_interp.core import checks
@@ -32,7 +31,7 @@ from crate_interp.questions.folder_access import writable
 from crate_interp.questions.provenance import code_of, data_meta
 from crate_interp.results import sample_ranges
 from crate_interp.sweeps.run import Probes, Sweep
-from crate_interp.training.watch_result import STORED, WatchResult
+from crate_interp.training.watch_result import STORED, WatchResult, by_step
 
 _STAGE = "watch"
 # entries of meta that may differ between the steps, processes or devices of one training
@@ -73,33 +72,23 @@ class Watch:
     def __enter__(self) -> "Watch":
         if self._open is not None:
             raise RuntimeError("this watch is open already: use one `with` at a time.")
-        self._open, self.now = ExitStack(), self.start
-        try:
-            self._begin(self._open)
-        except BaseException:
-            self._close()
-            raise
+        self.now = self.start
+        with ExitStack() as stack:
+            if self.out is not None:
+                fixed = {name: value for name, value in self.meta.items() if name not in _FREE}
+                settings = {**fixed, "every": self.every}
+                folder = in_folder(self.out, WatchResult, settings, self.code, resume=self.resume)
+                self._chunks = stack.enter_context(folder)
+                self._chunks.open(self.work.step)
+                for step, block in sorted(self._chunks.blocks[self.work.step.name].items()):
+                    if step <= self.start:
+                        self._steps[step] = self._chunks.read(self.work.step, block)
+            if self.now in self._steps:
+                self._check_same_training()
+            if not self._steps:
+                self._measure()
+            self._open = stack.pop_all()
         return self
-
-    def _begin(self, stack: ExitStack) -> None:
-        if self.out is not None:
-            fixed = {name: value for name, value in self.meta.items() if name not in _FREE}
-            settings = {**fixed, "every": self.every}
-            folder = in_folder(self.out, WatchResult, settings, self.code, resume=self.resume)
-            self._chunks = stack.enter_context(folder)
-            self._chunks.open(self.work.step)
-            for step, block in sorted(self._chunks.blocks[self.work.step.name].items()):
-                if step <= self.start:
-                    self._steps[step] = self._chunks.read(self.work.step, block)
-        if self.now in self._steps:
-            self._check_same_training()
-        if not self._steps:
-            self._measure()
-
-    def _close(self) -> None:
-        stack, self._open, self._chunks = self._open, None, None
-        if stack is not None:
-            stack.close()
 
     def _check_same_training(self) -> None:
         """Raises ValueError if the model's numbers at this step differ from those in the folder."""
@@ -118,14 +107,13 @@ class Watch:
                     )
 
     def __exit__(self, kind: type | None, *error: object) -> None:
-        try:
+        opened, self._open = self._open or ExitStack(), None
+        with opened:
             if kind is None and self.now not in self._steps:
                 self._measure()
             if self.out is not None and self._steps:
                 with writable(self.out):
                     self.result().save(self.out)
-        finally:
-            self._close()
 
     def step(self, number: int | None = None) -> None:
         """Counts an update, and measures the model if the update's number is a multiple of `every`.
@@ -154,12 +142,7 @@ class Watch:
             reasons = "; ".join(self.not_measured.values()) or "open the watch with `with` first"
             raise ValueError(f"nothing was measured yet: {reasons}.")
         steps = sorted(self._steps)
-        tables: Tables = {}
-        for name in STORED:
-            parts = [self._steps[step][name].copy() for step in steps]
-            for step, part in zip(steps, parts, strict=True):
-                part.insert(0, "step", step)
-            tables[name] = pd.concat(parts, ignore_index=True)
+        tables = {name: by_step({at: self._steps[at][name] for at in steps}) for name in STORED}
         _, meta = with_facts(self._steps[steps[-1]], self.meta)
         meta |= {"steps": steps, "not_measured": {str(n): w for n, w in self.not_measured.items()}}
         return WatchResult(tables, meta | {"seconds": round(self.seconds, 3)})
@@ -246,9 +229,8 @@ def watch(
     every, limit = checks.count("every", every), checks.count("limit", limit)
     options = run_options(watch, {"limit": limit, "batch_size": batch_size, "tag": tag})
     start, resume = checks.count("start", start, least=0), checks.flag("resume", resume)
-    made = Watch
-    if callback is not None:
-        made = CALLBACKS[checks.one_of("callback", callback, tuple(CALLBACKS))](Watch)
+    named = None if callback is None else checks.one_of("callback", callback, tuple(_TRAINERS))
+    made = Watch if named is None else _callback(named)
     check_model(model)
     question, samples = Sweep(probes).opened(model, data, options)
     meta = data_meta(model, samples, options.batch_size) | question.facts(model)
@@ -284,64 +266,51 @@ def _copied(read: Reads) -> Reads:
     return functools.cache(lambda start, stop: read(start, stop).clone())
 
 
-def _transformers(watch: Any) -> Any:
-    """Makes a Watch class for Hugging Face's Trainer; raises ImportError without transformers."""
-    from transformers import TrainerCallback
-
-    class TransformersWatch(watch, TrainerCallback):
-        """A watch as a callback of transformers.Trainer."""
-
-        def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-            if state.is_world_process_zero:
-                self.start = max(self.start, state.global_step)
-                self.__enter__()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-            if state.is_world_process_zero:
-                self.step(state.global_step)
-
-        def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-            if state.is_world_process_zero:
-                self.__exit__(None)
-
-    return TransformersWatch
+def _begin(watch: Watch, step: int, *_: object) -> None:
+    watch.start = max(watch.start, step)
+    watch.__enter__()
 
 
-def _lightning(watch: Any) -> Any:
-    """Makes a Watch class for Lightning's Trainer; raises ImportError without Lightning.
-
-    Lightning has two packages: `lightning.pytorch` is used if it is already imported, else
-    `pytorch_lightning`.
-    """
-    package = "lightning.pytorch" if "lightning.pytorch" in sys.modules else "pytorch_lightning"
-    base: Any = import_module(package).Callback
-
-    class LightningWatch(watch, base):
-        """A watch as a callback of Lightning's Trainer."""
-
-        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            if trainer.is_global_zero:
-                self.start = max(self.start, trainer.global_step)
-                self.__enter__()
-
-        def on_train_batch_end(self, trainer: Any, *others: Any) -> None:
-            # a batch whose gradients are only accumulated is not an update
-            if trainer.is_global_zero and trainer.global_step > self.now:
-                self.step(trainer.global_step)
-
-        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-            if trainer.is_global_zero:
-                self.__exit__(None)
-
-        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-            if self._open is not None:
-                self.__exit__(type(exception), exception)
-
-    return LightningWatch
+def _count(watch: Watch, step: int, *_: object) -> None:
+    # a batch whose gradients are only accumulated is not an update
+    if step > watch.now:
+        watch.step(step)
 
 
-# name of the trainer -> a function that makes a subclass of Watch
-CALLBACKS: dict[str, Callable[[Any], Any]] = {
-    "transformers": _transformers,
-    "lightning": _lightning,
+def _end(watch: Watch, step: int, *others: object) -> None:
+    if watch._open is not None:
+        watch.__exit__(type(others[-1]) if isinstance(others[-1], BaseException) else None)
+
+
+# what a Watch does when a trainer calls it
+_EVENTS = {
+    "on_train_begin": _begin, "on_train_start": _begin,
+    "on_step_end": _count, "on_train_batch_end": _count,
+    "on_train_end": _end, "on_exception": _end,
+}  # fmt: skip
+# trainer: (its package, its class of callbacks, which argument of an event knows the step, and
+# which attribute of this argument tells the first process)
+_TRAINERS = {
+    "transformers": ("transformers", "TrainerCallback", 1, "is_world_process_zero"),
+    "lightning": ("pytorch_lightning", "Callback", 0, "is_global_zero"),
 }
+
+
+def _callback(trainer: str) -> Any:
+    """Returns a Watch class that is a callback, too; raises ImportError without the package.
+
+    Lightning has two packages: `lightning.pytorch` is used if it is already imported.
+    """
+    package, base, place, first = _TRAINERS[trainer]
+    if trainer == "lightning" and "lightning.pytorch" in sys.modules:
+        package = "lightning.pytorch"
+
+    def listening(react: Callable[..., None]) -> Callable[..., None]:
+        def event(self: Watch, *args: Any, **more: object) -> None:
+            if getattr(args[place], first):
+                react(self, args[place].global_step, *args)
+
+        return event
+
+    events = {name: listening(react) for name, react in _EVENTS.items()}
+    return type("CallbackWatch", (Watch, getattr(import_module(package), base)), events)
