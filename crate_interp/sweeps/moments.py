@@ -1,7 +1,6 @@
 """Moments of statistics per head, of which no value by sample is kept; and standard errors."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,42 +15,28 @@ STATISTIC = ["probe", "statistic", "layer"]
 TOGETHER = -1  # in place of a head's number: the moments of each sample's mean over heads
 
 
-@dataclass
-class Moments:
-    """Count, mean and sum of squared deviations, `[column]` in float64.
+# count, mean and sum of squared deviations: each `[column]`, in float64
+Moments = Sequence[Any]
 
-    Moments are merged batch by batch (Chan, Golub, LeVeque 1979).
-    """
 
-    n: int
-    mean: np.ndarray
-    squares: np.ndarray
-
-    @classmethod
-    def of(cls, values: np.ndarray) -> "Moments":
-        """Returns the moments of `[batch, column]` values."""
-        mean = values.mean(axis=0)
-        return cls(len(values), mean, ((values - mean) ** 2).sum(axis=0))
-
-    def merged(self, other: "Moments") -> "Moments":
-        """Returns the moments of both sets of values together."""
-        n = self.n + other.n
-        step = other.mean - self.mean
-        squares = self.squares + other.squares + step**2 * (self.n * other.n / n)
-        return Moments(n, self.mean + step * (other.n / n), squares)
+def both_moments(mine: Moments, theirs: Moments) -> Moments:
+    """Returns the moments of two sets of values together (Chan, Golub, LeVeque 1979)."""
+    n = mine[0] + theirs[0]
+    step = theirs[1] - mine[1]
+    squares = mine[2] + theirs[2] + step**2 * (mine[0] * theirs[0] / n)
+    return n, mine[1] + step * (theirs[0] / n), squares
 
 
 def merged_moments(
     mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]
 ) -> pd.DataFrame:
-    """Returns the moments of both sets of samples together (Chan, Golub, LeVeque 1979)."""
+    """Returns the moments of both sets of samples together."""
     keys = [*STATISTIC, "head", *(["group"] if "group" in mine else [])]
     both: Any = mine.merge(theirs, on=keys, how="outer", suffixes=("", "_other"), sort=False)
     both = both.fillna({name: 0 for name in both if name not in keys})
-    n = both["n"] + both["n_other"]
-    step = both["mean_other"] - both["mean"]
-    squares = both["squares"] + both["squares_other"] + step**2 * (both["n"] * both["n_other"] / n)
-    mean = both["mean"] + step * (both["n_other"] / n)
+    n, mean, squares = both_moments(
+        *([both[f"{name}{side}"] for name in ("n", "mean", "squares")] for side in ("", "_other"))
+    )
     merged = both[keys].assign(n=n.astype("int64"), mean=mean, squares=squares)
     # drops a mean over heads that only one result has, as it covers only that result's samples
     statistic = [key for key in keys if key != "head"]

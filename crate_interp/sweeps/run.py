@@ -1,7 +1,6 @@
-"""ci.sweep: measures probes over a data set in one stream."""
+"""ci.sweep measures probes over a data set in one stream, ci.probe on a cache."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack
@@ -12,28 +11,34 @@ import torch
 from torch import Tensor
 
 from crate_hooks import full_name
+from crate_interp.core import checks
 from crate_interp.core.pictures import Undecodable
 from crate_interp.core.run_options import Run, RunOptions, run_options
 from crate_interp.data import Data, Samples, forms
 from crate_interp.data.streams import Stream
 from crate_interp.models.autoencoder import DecoderView
+from crate_interp.models.cache import CrateCache
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.weight_cache import values_of_weights, weight_mark
+from crate_interp.models.weight_cache import weight_mark
 from crate_interp.probes import BUILT_IN, DEFAULT, Probe, resolve
 from crate_interp.probes.built_in import OF_MEMBERS
-from crate_interp.probes.layer_reading import LayerActs
-from crate_interp.probes.probe import MASKS, is_ours, on_activations, on_final, on_weights
+from crate_interp.probes.probe import MASKS
 from crate_interp.questions import batches
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
-from crate_interp.questions.provenance import functions_of, probes_meta
+from crate_interp.questions.provenance import functions_of, model_meta, probes_meta
 from crate_interp.questions.untrained_twins import twin
 from crate_interp.stats.contrasts import MOST_GROUPS
-from crate_interp.sweeps.controls import Controls, check_controls
+from crate_interp.sweeps.measuring import (
+    measure_batch,
+    measure_controls,
+    measure_weights,
+    probe_readings,
+)
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.stores.replay import Replay, opened, readable
-from crate_interp.sweeps.sweep_tables import Key, Tally, merged_controls, no_controls, tables_of
+from crate_interp.sweeps.sweep_tables import Numbers, Tally, merged_controls, no_controls, tables_of
 
 Probes = str | Probe | Sequence[str | Probe] | None
 
@@ -98,7 +103,7 @@ class Sweep(Question):
         self, model: HookedModel, data: Data, options: RunOptions
     ) -> tuple["Sweep", Samples | Stream]:
         """Opens the data, and fills in what model and samples decide."""
-        controls = check_controls(self.controls)
+        controls = checks.count("controls", self.controls, least=0)
         chosen = fitting(self.probes, model, self.blocks)
         masks = any(item.masks for item in chosen)
         find = batches.samples_of if masks else batches.data_of
@@ -140,18 +145,18 @@ def sweep_pass(
     controls: int = 0,
 ) -> Pass:
     """Returns a pass that measures probes."""
-    measure = partial(_of_chunk, probes=list(probes), controls=controls)
+    measure = partial(_measured, probes=list(probes), controls=controls)
     masks = any(item.masks for item in probes)
     rules = SweepResult.STORED
     return Pass(name, measure, rules, masks=masks, blocks=blocks, forward=forward)
 
 
-def _of_chunk(chunk: batches.Chunk, probes: list[Probe], controls: int) -> Tables:
+def _measured(chunk: batches.Chunk, probes: list[Probe], controls: int) -> Tables:
+    """Returns the stored tables of a chunk."""
     samples, mark = chunk.samples, weight_mark(chunk.model)
     reported = chunk.once.setdefault("reported", {})
     groups = None if samples.groups is None else np.array(samples.groups) % MOST_GROUPS
-    tally = Tally(samples.n, samples.start, groups, reported=reported)
-    controlled = no_controls()
+    tally, controlled = Tally(samples.n, samples.start, groups), no_controls()
     with torch.no_grad():
         layers: Any = getattr(chunk.model, chunk.blocks)
         if not chunk.number:  # weights are measured once, in the first chunk
@@ -159,17 +164,15 @@ def _of_chunk(chunk: batches.Chunk, probes: list[Probe], controls: int) -> Table
         of_weights: list[dict] = chunk.once.setdefault("weights", [{} for _ in layers])
         untrained: Any = twin(chunk.model, 0) if samples.start < controls else None
         for batch in chunk.batches():
-            extra = _masks(chunk, batch)
-            if batch.start >= controls:
-                untrained = None  # frees the twin's memory for the remaining batches
-                measure_batch(chunk, batch, probes, tally, of_weights, extra)
-                continue
+            how = (chunk, batch, probes, of_weights, _masks(chunk, batch), reported)
             count = min(controls - batch.start, len(batch.inputs))
-            watched = Controls(chunk, probes, batch.start, count, extra, of_weights)
-            readings = watched.readings()
-            own = measure_batch(chunk, batch, probes, tally, of_weights, extra, readings)
-            more = watched.table(own, untrained, batch.inputs)
-            controlled = merged_controls(controlled, more, {})
+            if count > 0:
+                numbers, more = measure_controls(*how, untrained, count)
+                controlled = merged_controls(controlled, more, {})
+            else:
+                untrained = None  # frees the twin's memory for the remaining batches
+                numbers = measure_batch(*how)
+            tally.add(numbers, probes, batch.start)
     if weight_mark(chunk.model) != mark:
         raise ValueError(
             f"the model's weights changed while samples {samples.start} to "
@@ -181,85 +184,20 @@ def _of_chunk(chunk: batches.Chunk, probes: list[Probe], controls: int) -> Table
     return {**tables, "counts": counts.astype({"value": float})}
 
 
-def measure_batch(
-    chunk: batches.Chunk,
-    batch: batches.Batch,
-    probes: list[Probe],
-    tally: Tally,
-    of_weights: list[dict],
-    extra: dict[str, Tensor],
-    more: Sequence[batches.Reading] = (),
-) -> dict[Key, Tensor]:
-    """Runs the model on a batch, adds the probes' numbers to the tally, and returns the numbers.
+def _masks(chunk: batches.Chunk, batch: batches.Batch) -> dict[str, Tensor]:
+    """Returns the tensors that probes of masks read, by their names in `MASKS`.
 
-    of_weights: values already computed from each layer's weights. extra: tensors that probes read
-    in addition to activations. more: further readings.
+    Returns no tensors if the stage reads no masks. "other_masks" has, for each sample, the mask of
+    the next sample; for the last sample, that of the first. Samples without a decodable mask are
+    skipped.
     """
-    left = [len([item for item in probes if item.points])] * len(of_weights)
-    chunk.measure(batch, [*_readings(chunk, probes, tally, of_weights, extra, left), *more])
-    for layer, count in enumerate(left):
-        if count:
-            raise ValueError(
-                f"layer {layer} ran {'more than once' if count < 0 else 'not at all'} on samples "
-                f"{batch.start} to {batch.last}: give a forward that runs every layer once."
-            )
-    answers = {(item.name, name, layer): value for item, layer, name, value, _ in tally.waiting}
-    tally.flush(probes)
-    return answers
-
-
-def _readings(
-    chunk: batches.Chunk,
-    probes: list[Probe],
-    tally: Tally,
-    of_weights: list[dict],
-    extra: dict[str, Tensor],
-    left: list[int],
-) -> list[batches.Reading]:
-    """Returns a reading for each probe.
-
-    Each layer is measured as soon as it has run, while its points are in the processor's cache.
-    Values that a layer's probes share are kept until the last of these probes is done. left: how
-    many probes have not measured each layer yet; the readings count it down.
-    """
-    layers: Any = getattr(chunk.model, chunk.blocks)
-    names = set(dict(layers[0].named_modules()))
-    reading = [item for item in probes if item.points]
-    made: list[dict] = [{} for _ in layers]
-
-    def measure(layer: int, acts: dict[str, Tensor], batch: batches.Batch, item: Probe) -> None:
-        with naming(item, layer, batch), batches.measuring(acts, batch.inputs.device.type) as own:
-            shared = LayerActs(own | extra, of_weights[layer], made[layer])
-            answer = on_activations(item, layers[layer], shared)
-            tally.add(item, layer, answer, batch.start)
-        left[layer] -= 1
-        if not left[layer]:
-            made[layer].clear()
-
-    def measure_final(layer: int, acts: dict[str, Tensor], batch: batches.Batch) -> None:
-        for item in probes:
-            device = batch.inputs.device.type
-            with naming(item, layer + 1, batch), batches.measuring(acts, device) as own:
-                answer = on_final(item, own["hook_resid_post"], layers[layer])
-                tally.add(item, layer + 1, answer, batch.start, final=True)
-
-    readings = []
-    for item in reading:
-        points = [*item.points, *(point for point in item.optional if point in names)]
-        readings.append(batches.Reading(points, partial(measure, item=item)))
-    if any(item.final for item in probes):
-        readings.append(batches.Reading("hook_resid_post", measure_final, [len(layers) - 1]))
-    return readings
-
-
-@contextmanager
-def naming(probe: Probe, layer: int, batch: batches.Batch) -> Iterator[None]:
-    """Puts the names of a probe, layer and samples before the text of a ValueError."""
-    try:
-        yield
-    except ValueError as error:
-        where = f"{probe.name} in layer {layer}, samples {batch.start} to {batch.last}"
-        raise ValueError(f"{where}: {error}") from error
+    read = chunk.samples.masks
+    if batch.masks is None or read is None:
+        return {}
+    others = torch.cat([batch.masks[1:], chunk.after(batch.last, read)])
+    values = (batch.masks, others, torch.arange(batch.start, batch.last + 1))
+    device = batch.inputs.device
+    return {name: value.to(device) for name, value in zip(MASKS, values, strict=True)}
 
 
 def fitting(probes: Probes, model: HookedModel | DecoderView, blocks: str) -> list[Probe]:
@@ -315,45 +253,89 @@ def check_masks(
             raise ValueError(batches.advised(error)) from None
 
 
-def _masks(chunk: batches.Chunk, batch: batches.Batch) -> dict[str, Tensor]:
-    """Returns the tensors that probes of masks read, by their names in `MASKS`.
+@with_weights
+def probe(cache: CrateCache, probes: Probes = None) -> SweepResult:
+    """Measures the cache of `model.run_with_cache(x)`, with the model's current weights.
 
-    Returns no tensors if the stage reads no masks. "other_masks" has, for each sample, the mask of
-    the next sample; for the last sample, that of the first. Samples without a decodable mask are
-    skipped.
+    Texts of unequal length, which were padded, are measured one by one without their padding.
+
+    The decoder of a masked autoencoder is `ci.probe(cache.decoder)`; the towers of a CLIP are
+    `cache.visual` and `cache.text`. Controls are not measured, as they need another forward.
+
+    Raises ValueError for anything but such a cache, if the cache has no batch axis or only some of
+    the tokens, and if the model's weights have changed since the cache was made. Raises KeyError if
+    the cache lacks a hook point that the probes read.
     """
-    read = chunk.samples.masks
-    if batch.masks is None or read is None:
-        return {}
-    others = torch.cat([batch.masks[1:], chunk.after(batch.last, read)])
-    values = (batch.masks, others, torch.arange(batch.start, batch.last + 1))
-    device = batch.inputs.device
-    return {name: value.to(device) for name, value in zip(MASKS, values, strict=True)}
+    if not isinstance(cache, CrateCache):
+        raise ValueError(
+            f"ci.probe takes a cache, not {type(cache).__name__}. Use "
+            "logits, cache = model.run_with_cache(images); ci.probe(cache)."
+        )
+    model = cache.model
+    if model.towers:
+        raise ValueError(
+            "a CLIP is two models. Probe its towers with "
+            "ci.probe(cache.visual) and ci.probe(cache.text)."
+        )
+    chosen = fitting(probes, model, "blocks")
+    check_masks(chosen, None)
+    n, reported = _check(cache, chosen), {}
+    cache.check_weights()
+    tally = Tally(n)
+    with torch.no_grad():
+        measure_weights(model, "blocks", chosen, tally)
+        for first, part in cache.parts():
+            tally.add(_numbers(part, chosen, first, reported), chosen, first)
+    cache.check_weights()  # a probe may have written into them
+    blocks = "decoder_blocks" if isinstance(model, DecoderView) else "blocks"
+    meta = model_meta(model, n) | probes_meta(chosen, model)
+    meta |= {"blocks": blocks, "controls": 0, "counts": tally.totals()}
+    return SweepResult(tables_of(tally, None, len(model.blocks)), meta)
 
 
-def measure_weights(
-    model: HookedModel | DecoderView, blocks: str, probes: list[Probe], tally: Tally
-) -> None:
-    """Adds the probes' numbers for the weights of each layer.
-
-    Numbers of built-in probes are cached until the weights change.
-    """
-    whole = model if isinstance(model, HookedModel) else model.model
-    layers: Any = getattr(model, blocks)
-    found = []
-    for item in probes:
-        function = item.weights if item.points else item.measure
-        ours = is_ours(function) and not hasattr(function, "func")  # every partial is a new one
-        name = (item.name, function, layers is getattr(whole, "blocks", None))
-        store = values_of_weights(whole) if ours else {}
-        if name not in store:
-            store[name] = _of_weights(item, layers)
-        found.append(store[name])
-    for layer in range(len(layers)):
-        for item, answers in zip(probes, found, strict=True):
-            tally.add_weights(item.name, layer, answers[layer])
+def _numbers(
+    cache: CrateCache, probes: list[Probe], first: int, reported: dict[Any, set[str]]
+) -> Numbers:
+    """Returns the numbers of a cache without padding, whose first sample has the number `first`."""
+    layers: Any = cache.model.blocks
+    numbers: Numbers = {}
+    batch = batches.Batch(next(iter(cache.values())), first)
+    blank: list[dict] = [{} for _ in layers]
+    with probe_readings(layers, probes, batch, numbers, reported, blank, {}) as readings:
+        for reading in readings:
+            for layer in range(len(layers)) if reading.layers is None else reading.layers:
+                names = {point: full_name(point, layer) for point in reading.points}
+                held = {point: cache[name] for point, name in names.items() if name in cache}
+                reading.measure(layer, held, batch)
+    return numbers
 
 
-def _of_weights(probe: Probe, layers: Any) -> list[dict[str, Tensor]]:
-    answers = (on_weights(probe, block) for block in layers)
-    return [{name: value.detach() for name, value in answer.items()} for answer in answers]
+def _check(cache: CrateCache, probes: list[Probe]) -> int:
+    """Returns the number of samples of a cache that has all tokens and points for the probes."""
+    model: Any = cache.model
+    if not cache.has_batch_dim:
+        raise ValueError(
+            "the cache has no batch axis. Call run_with_cache without remove_batch_dim=True."
+        )
+    points = [point for item in probes for point in item.points]
+    wanted = [full_name(point, layer) for point in points for layer in range(len(model.blocks))]
+    wanted += [batches.last_point(model)] if any(item.final for item in probes) else []
+    missing = [name for name in dict.fromkeys(wanted) if name not in cache.cache_dict]
+    if missing:
+        raise KeyError(
+            f"the cache lacks {len(missing)} hook points that the probes read, such as "
+            f"{missing[0]}. Cache these points too, or cache all points."
+        )
+    shapes = {name: act.shape for name, act in cache.cache_dict.items() if name[:7] == "blocks."}
+    patterns = [shape[-2:] for name, shape in shapes.items() if name.endswith("attn.hook_pattern")]
+    streams = {shape[1] for name, shape in shapes.items() if "hook_resid_" in name}
+    fixed = model.cfg.kind == "vision" and not model.cfg.interpolate_pos
+    if (
+        any(query != key for query, key in patterns)
+        or len(streams) > 1
+        or (fixed and streams - {model.cfg.n_ctx})
+    ):
+        raise ValueError(
+            "the cache holds some of the tokens only. Call run_with_cache without pos_slice."
+        )
+    return len(next(iter(cache.values())))  # the first axis of every point is the batch

@@ -16,9 +16,10 @@ from torch import Tensor
 from crate_interp.core.device_waits import fetched
 from crate_interp.probes import Probe
 from crate_interp.results.result import Result
-from crate_interp.sweeps.moments import STATISTIC, TOGETHER, Moments, moments_of
+from crate_interp.sweeps.moments import STATISTIC, TOGETHER, Moments, both_moments, moments_of
 
 Key = tuple[str, str, int]  # probe, statistic, layer
+Numbers = dict[Key, Tensor]  # of one batch
 CONTROLS = ["control", "probe", "statistic", "layer", "control_mean", "model_mean", "n", "lower"]
 _NUMBERS = ["mean", "std", "n"]
 
@@ -43,81 +44,51 @@ class Tally:
     weights: dict[Key, np.ndarray] = field(default_factory=dict)
     # "probe.statistic" -> its sum over samples and layers
     counts: dict[str, float] = field(default_factory=dict)
-    # answers on the current batch: probe, layer, statistic, values, first sample
-    waiting: list[tuple[Probe, int, str, Tensor, int]] = field(default_factory=list)
-    # (probe, whether of Z^L) -> the statistics that it reports
-    reported: dict[tuple[str, bool], set[str]] = field(default_factory=dict)
+    shapes: dict[Key, tuple[int, ...]] = field(default_factory=dict)  # of one sample
 
-    def add(
-        self, probe: Probe, layer: int, answer: dict[str, Tensor], start: int, final: bool = False
-    ) -> None:
-        """Takes a probe's numbers for a batch that begins at sample `start`; `flush` adds them.
+    def add(self, numbers: Numbers, probes: Sequence[Probe], start: int) -> None:
+        """Adds the numbers of a batch that begins at sample `start`.
 
-        final: whether the numbers are of Z^L. Raises ValueError unless the probe reported the same
-        statistics before.
+        They go to the CPU together, because each transfer costs as much as a measurement. Raises
+        ValueError, with layer and samples, if a number is not finite; NaN is allowed from a probe
+        with partial=True.
         """
-        wanted = self.reported.setdefault((probe.name, final), set(answer))
-        if wanted != set(answer):
-            now, before = (", ".join(sorted(names)) or "nothing" for names in (answer, wanted))
-            raise ValueError(
-                f"the probe reports {now} here, but {before} in an earlier layer or batch. Return "
-                "every statistic each time; where there is no value, NaN, with partial=True."
-            )
-        self.waiting += [
-            (probe, layer, statistic, value, start) for statistic, value in answer.items()
-        ]
-
-    def flush(self, probes: Sequence[Probe]) -> None:
-        """Adds the numbers of a batch in the order of the probes.
-
-        The numbers go to the CPU together, because each transfer costs as much as a measurement.
-        Raises ValueError, with layer and samples, if a number is not finite; NaN is allowed from a
-        probe with partial=True.
-        """
-        order = {probe.name: place for place, probe in enumerate(probes)}
-        waiting, self.waiting = sorted(self.waiting, key=lambda item: order[item[0].name]), []
-        if not waiting:
-            return
-        values = fetched([value for *_, value, _ in waiting])
-        tables = [value.reshape(len(value), -1).numpy() for value in values]
-        finite = all(np.isfinite(table).all() for table in tables)
-        for (probe, layer, statistic, tensor, start), values in zip(waiting, tables, strict=True):
-            key = (probe.name, statistic, layer)
-            if not finite:
-                _refuse_nan(key, values, start, probe.partial)
-            self._count(probe, key, values.reshape(tensor.shape), start)
-
-    def _count(self, probe: Probe, key: Key, values: np.ndarray, start: int) -> None:
-        """Adds `[batch]` or `[batch, head]` values of one statistic."""
-        if key[1] in probe.counts:
-            name = f"{key[0]}.{key[1]}"
-            self.counts[name] = self.counts.get(name, 0.0) + float(values.sum())
-        elif values.ndim == 1:
-            self._keep(self.samples, key, values, start)
-        else:
-            if key[1] in probe.per_head:
-                self._keep(self.head_samples, key, values, start)
-            first, groups = start - self.start, np.zeros(len(values), dtype=int)
-            if self.groups is not None:
-                groups = self.groups[first : first + len(values)]
-            if probe.partial:
-                complete = ~np.isnan(values).any(axis=1)
-                values, groups = values[complete], groups[complete]
-            together = np.column_stack([values, values.mean(axis=1)])
-            for group in sorted(set(groups.tolist())):
-                moments, place = Moments.of(together[groups == group]), (key, group)
-                if place in self.heads:
-                    _same_heads(key, self.heads[place].mean[:-1].shape, moments.mean[:-1].shape)
-                    moments = self.heads[place].merged(moments)
-                self.heads[place] = moments
-
-    def _keep(self, store: dict[Key, np.ndarray], key: Key, values: np.ndarray, start: int) -> None:
-        """Writes a batch into the array of all samples; the array begins as NaN."""
-        if key not in store:
-            store[key] = np.full((self.n, *values.shape[1:]), np.nan)
-        _same_heads(key, store[key].shape[1:], values.shape[1:])
+        of_name = {probe.name: probe for probe in probes}
         first = start - self.start
-        store[key][first : first + len(values)] = values
+        for key, tensor in zip(numbers, fetched(list(numbers.values())), strict=True):
+            values, probe, name = tensor.numpy(), of_name[key[0]], f"{key[0]}.{key[1]}"
+            wrong = ~np.isfinite(values) & ~(np.isnan(values) & probe.partial)
+            if wrong.any():
+                bad = numbered(wrong, start)
+                raise ValueError(f"{name} is NaN or Inf in layer {key[2]}: samples {bad}.")
+            if self.shapes.setdefault(key, values.shape[1:]) != values.shape[1:]:
+                raise ValueError(f"{name} has not as many heads as in an earlier batch.")
+            if key[1] in probe.counts:
+                self.counts[name] = self.counts.get(name, 0.0) + float(values.sum())
+                continue
+            if values.ndim > 1:
+                self._add_heads(key, values, first, probe.partial)
+            if values.ndim == 1 or key[1] in probe.per_head:
+                kept = self.samples if values.ndim == 1 else self.head_samples
+                if key not in kept:
+                    kept[key] = np.full((self.n, *values.shape[1:]), np.nan)
+                kept[key][first : first + len(values)] = values
+
+    def _add_heads(self, key: Key, values: np.ndarray, first: int, partial: bool) -> None:
+        """Adds the `[batch, head]` values of the samples from place `first` on."""
+        groups = np.zeros(len(values), dtype=int)
+        if self.groups is not None:
+            groups = self.groups[first : first + len(values)]
+        if partial:
+            complete = ~np.isnan(values).any(axis=1)
+            values, groups = values[complete], groups[complete]
+        together = np.column_stack([values, values.mean(axis=1)])
+        for group in sorted(set(groups.tolist())):
+            own, place = together[groups == group], (key, group)
+            mean = own.mean(axis=0)
+            moments = (len(own), mean, ((own - mean) ** 2).sum(axis=0))
+            earlier = self.heads.get(place)
+            self.heads[place] = moments if earlier is None else both_moments(earlier, moments)
 
     def totals(self) -> dict[str, int | float]:
         """Returns the totals of counted statistics, whole numbers as integers."""
@@ -137,23 +108,10 @@ class Tally:
             self.weights[probe, statistic, layer] = values
 
 
-def _same_heads(key: Key, before: tuple[int, ...], now: tuple[int, ...]) -> None:
-    if before != now:
-        raise ValueError(
-            f"{key[0]}.{key[1]} has {now[0]} heads in one batch, but had another number of heads "
-            "in an earlier batch."
-        )
-
-
-def _refuse_nan(key: Key, values: np.ndarray, start: int, partial: bool) -> None:
-    right = np.isfinite(values) | (np.isnan(values) & partial)
-    if not right.all():
-        good = right.reshape(len(values), -1).all(axis=1)
-        bad = [int(index) + start for index in np.flatnonzero(~good)]
-        shown = ", ".join(map(str, bad[:8])) + (", ..." if len(bad) > 8 else "")
-        raise ValueError(
-            f"{key[0]}.{key[1]} is NaN or Inf in layer {key[2]} for {len(bad)} samples: {shown}."
-        )
+def numbered(wrong: np.ndarray, start: int) -> str:
+    """Returns the numbers of samples with a true value, at most 8; start: of the first sample."""
+    bad = np.flatnonzero(wrong.reshape(len(wrong), -1).any(axis=1)) + start
+    return ", ".join(map(str, bad[:8])) + (", ..." if len(bad) > 8 else "")
 
 
 def no_controls() -> pd.DataFrame:
@@ -164,10 +122,10 @@ def no_controls() -> pd.DataFrame:
 def tables_of(tally: Tally, labels: list[Any] | None, n_layers: int) -> dict[str, Any]:
     """Returns the stored tables of the measured numbers; the table of controls is empty."""
     moments = [
-        (*key, head, item.n, mean, squares, group)
-        for (key, group), item in tally.heads.items()
-        for head, mean, squares in zip(
-            [*range(len(item.mean) - 1), TOGETHER], item.mean, item.squares, strict=True
+        (*key, head, n, mean, square, group)
+        for (key, group), (n, means, squares) in tally.heads.items()
+        for head, mean, square in zip(
+            [*range(len(means) - 1), TOGETHER], means, squares, strict=True
         )
     ]
     columns = [*STATISTIC, "head", "n", "mean", "squares", "group"]

@@ -13,7 +13,7 @@ import crate_interp as ci
 from crate_interp.data import open_data, open_text
 from crate_interp.measures import official_coding_rate, zero_fraction
 from crate_interp.questions.batches import Batch, Chunk
-from crate_interp.sweeps.run import measure_batch
+from crate_interp.sweeps.measuring import measure_batch
 from crate_interp.sweeps.sweep_tables import Tally
 
 # image side, batch (the default of ci.sweep, and as many numbers), most that the pair and the suite
@@ -45,7 +45,7 @@ def measured(side: int, batch: int, pair_limit: float, suite_limit: float) -> bo
     chunk = Chunk(model, open_data(images, model.preprocess), batch)
 
     def measure(probes: list[ci.Probe], tally: Tally) -> None:
-        measure_batch(chunk, Batch(images, 0), probes, tally, lasting, {})
+        tally.add(measure_batch(chunk, Batch(images, 0), probes, lasting), probes, 0)
 
     with torch.no_grad():
         jobs = {
@@ -83,7 +83,7 @@ def of_text(tokens: int, batch: int, limit: float) -> bool:
     chunk = Chunk(model, open_text(windows, model.windows, None), batch)
 
     def measure() -> None:
-        measure_batch(chunk, Batch(windows, 0), suite, Tally(batch), lasting, {})
+        Tally(batch).add(measure_batch(chunk, Batch(windows, 0), suite, lasting), suite, 0)
 
     with torch.no_grad():
         forward = lambda: model.full_forward(windows)  # noqa: E731

@@ -19,7 +19,7 @@ from timing import least, settle, verdict
 import crate_interp as ci
 from crate_interp.data import open_data
 from crate_interp.questions.batches import Chunk
-from crate_interp.sweeps.run import measure_batch, measure_weights
+from crate_interp.sweeps.measuring import measure_batch, measure_weights
 from crate_interp.sweeps.sweep_tables import Tally
 
 SECONDS, CHUNKS, ROUNDS = 60.0, 16, 3  # of one worker, in so many chunks, each measured so often
@@ -97,7 +97,8 @@ def chunked_over_bare() -> bool:
         with torch.no_grad():
             measure_weights(model, "blocks", probes, tally)
             for batch in chunk.batches():
-                measure_batch(chunk, batch, probes, tally, lasting, {})
+                numbers = measure_batch(chunk, batch, probes, lasting)
+                tally.add(numbers, probes, batch.start)
 
     def chunked() -> None:
         with tempfile.TemporaryDirectory() as place:
