@@ -92,7 +92,9 @@ class Request:
             raise ValueError("give --text TEXT, --image FILE, or --data with --sample NUMBER.")
         text = self.model.unit == "windows"
         if (self.image if text else self.text) is not None:
-            raise ValueError(f"{self.source} reads {'texts: --text' if text else 'images: --image'}.")
+            raise ValueError(
+                f"{self.source} reads {'texts: --text' if text else 'images: --image'}."
+            )
         return self.data if self.text is self.image is None else [str(given[0])]
 
     def checkpoint(self, source: str) -> tuple[str, dict[str, Any]]:
