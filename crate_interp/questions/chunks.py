@@ -10,28 +10,21 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as parquet
 from filelock import FileLock
 
-from crate_interp.core.files import (
-    check_regular,
-    digest,
-    digest_of_bytes,
-    flush,
-    foreign,
-    write,
-)
+from crate_interp.core.files import check_regular, digest, digest_of_bytes, flush, foreign, write
 from crate_interp.core.folders import read_index
 from crate_interp.core.progress import note
 from crate_interp.questions.experiment import Pass, Tables, Task
-from crate_interp.questions.folder_access import CHUNKS, RUN, WHOLE, Shard, writable
+from crate_interp.questions.folder_access import CHUNKS, WHOLE, Shard, writable
 from crate_interp.results.result_files import table_from
 
 LOCK = "merge.lock"
@@ -41,7 +34,7 @@ _BLOCK = r"-(\d{6,})(?:\+(\d+))?\.parquet"  # the first chunk; how many, if ther
 _FILE = re.compile(r"[a-z]+(-\d+)?" + _BLOCK)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Block:
     """Merged neighbouring chunks: `count` of them from chunk `first` on, and their samples."""
 
@@ -49,15 +42,6 @@ class Block:
     count: int
     start: int
     stop: int
-
-    def sibling(self) -> int:
-        """Returns the first chunk of the block that this one merges with."""
-        return self.first ^ self.count
-
-    def joined(self, other: "Block") -> "Block":
-        """Returns the block of both."""
-        one, two = sorted((self, other), key=lambda block: block.first)
-        return Block(one.first, one.count + two.count, one.start, two.stop)
 
 
 @dataclass
@@ -81,31 +65,29 @@ class InMemory:
 
     def put(self, step: Pass, task: Task, tables: Tables) -> None:
         """Keeps the tables of a chunk, and merges blocks as far as they are there."""
-        self._put(step, Block(task.number, 1, task.start, task.stop), tables)
-
-    def _put(self, step: Pass, block: Block, tables: Tables) -> None:
+        block = Block(task.number, 1, task.start, task.stop)
         self._keep(step, block, tables)
-        other = None if step.apart else self._found(step, block)
-        if other is not None:
-            self._merge(step, other, block)
+        self._fold(step, block)
 
-    def _merge(self, step: Pass, *pair: Block) -> None:
-        one, two = sorted(pair, key=lambda block: block.first)
-        tables = step.merged(self.read(step, one), self.read(step, two), self.meta)
-        self._put(step, one.joined(two), tables)
-        self._drop(step, one, two)
+    def _fold(self, step: Pass, block: Block) -> None:
+        """Merges a block with its sibling, the two with theirs, and so on."""
+        while not step.apart and (other := self._sibling(step, block)):
+            one, two = sorted((block, other))
+            block = Block(one.first, one.count + two.count, one.start, two.stop)
+            tables = step.merged(self.read(step, one), self.read(step, two), self.meta)
+            self._keep(step, block, tables)
+            self._drop(step, one, two)
 
     def merged(self, step: Pass, total: int) -> Tables | None:
         """Returns the merged tables of a pass of `total` chunks, or None if chunks are missing."""
-        blocks = sorted(self.blocks[step.name].values(), key=lambda block: block.first)
+        blocks = sorted(self.blocks[step.name].values())
         if sum(block.count for block in blocks) != total:
             return None
-        last = blocks.pop()
-        tables = self.read(step, last)
-        for block in reversed(blocks):
+        tables = self.read(step, blocks[-1])
+        for block in reversed(blocks[:-1]):
             tables = step.merged(self.read(step, block), tables, self.meta)
         if self.out is None:  # frees their memory; files stay, and so does what was written
-            self._drop(step, *blocks, last)
+            self._drop(step, *blocks)
         return tables
 
     def ended(self, step: Pass, total: int) -> None:
@@ -115,9 +97,9 @@ class InMemory:
         """Returns the tables of a block."""
         return self.tables[step.name, block]
 
-    def _found(self, step: Pass, block: Block) -> Block | None:
+    def _sibling(self, step: Pass, block: Block) -> Block | None:
         """Returns the finished block that this one merges with."""
-        other = self.blocks[step.name].get(block.sibling())
+        other = self.blocks[step.name].get(block.first ^ block.count)
         return other if other and other.count == block.count else None
 
     def _keep(self, step: Pass, block: Block, tables: Tables) -> None:
@@ -126,7 +108,7 @@ class InMemory:
 
     def _drop(self, step: Pass, *blocks: Block) -> None:
         for block in blocks:
-            del self.tables[step.name, block]
+            self.tables.pop((step.name, block), None)
             if self.blocks[step.name].get(block.first) == block:
                 del self.blocks[step.name][block.first]
 
@@ -142,18 +124,20 @@ class InFolder(InMemory):
     run: str = ""
     seen: dict[Path, tuple[tuple[int, int, int], Block]] = field(default_factory=dict)
 
-    def alone(self) -> FileLock:
-        """Returns the lock of whoever writes or merges blocks."""
-        return FileLock(self.out / CHUNKS / LOCK)
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Waits until nobody else writes or merges blocks; the disk may be full meanwhile."""
+        with writable(self.out), FileLock(self.out / CHUNKS / LOCK):
+            yield
 
-    def path(self, step: Pass, block: Block) -> Path:
+    def path(self, step: Pass, first: int, count: int) -> Path:
         """Returns the file of a block."""
-        count = f"+{block.count}" if block.count > 1 else ""
-        return self.out / CHUNKS / f"{step.name}-{block.first:06d}{count}.parquet"
+        more = f"+{count}" if count > 1 else ""
+        return self.out / CHUNKS / f"{step.name}-{first:06d}{more}.parquet"
 
     def open(self, step: Pass, look: Callable[[Tables], object] | None = None) -> None:
         """Reads which blocks are finished; a damaged file is put aside, and measured again."""
-        with writable(self.out), self.alone():
+        with self.locked():
             self._list(step)
             if look is not None:
                 for block in self.blocks[step.name].values():
@@ -174,14 +158,12 @@ class InFolder(InMemory):
                     found.append(block)
         for block in sorted(found, key=lambda one: (-one.count, one.first)):
             if self.finished(step, block.first):  # its writer died before it removed the parts
-                self.path(step, block).unlink()
+                self.path(step, block.first, block.count).unlink()
             else:
                 kept[block.first] = block
         for first in sorted(kept):  # of a writer that died before it merged
-            block = kept.get(first)
-            other = None if step.apart or not block else self._found(step, block)
-            if block and other:
-                self._merge(step, block, other)
+            if first in kept:
+                self._fold(step, kept[first])
 
     def _whole(self, step: Pass, path: Path) -> Block | None:
         """Returns what a file holds, if it is a whole block of this run."""
@@ -190,7 +172,8 @@ class InFolder(InMemory):
             if self.seen.get(path, (None,))[0] != stamp:
                 about, tables = _opened(path)
                 block = Block(*about["block"])
-                right = about["run"] == self.run and self.path(step, block) == path
+                right = about["run"] == self.run
+                right &= path == self.path(step, block.first, block.count)
                 if not right or (step.intact is not None and not step.intact(tables)):
                     return None
                 self.seen[path] = stamp, block
@@ -200,12 +183,12 @@ class InFolder(InMemory):
 
     def put(self, step: Pass, task: Task, tables: Tables) -> None:
         """Writes the tables of a chunk; they are on the disk when this returns."""
-        with writable(self.out), self.alone():
+        with self.locked():
             super().put(step, task, tables)
 
     def merged(self, step: Pass, total: int) -> Tables | None:
         """Returns the merged tables of a pass, or None if other shards still miss chunks."""
-        with writable(self.out), self.alone():
+        with self.locked():
             self._list(step)
             return super().merged(step, total)
 
@@ -213,12 +196,11 @@ class InFolder(InMemory):
         """Raises ValueError if the pass had another number of chunks before."""
         path = self.out / CHUNKS / f"{step.name}.json"
         check_regular(path)
-        if path.exists() and set(read_index(path)) != {"chunks"}:
+        if path.exists() and not _counts(path):
             raise foreign(path.parent, [path.name])
+        blocks = self.blocks[step.name].values()
         known = read_index(path).get("chunks", total)
-        more = max(
-            (block.first + block.count for block in self.blocks[step.name].values()), default=0
-        )
+        more = max((block.first + block.count for block in blocks), default=0)
         if known != total or more > total:
             raise ValueError(
                 f"the run in {str(self.out)!r} has {max(known, more):,} chunks of {step.name!r}, "
@@ -230,7 +212,7 @@ class InFolder(InMemory):
 
     def read(self, step: Pass, block: Block) -> Tables:
         """Returns the tables of a block."""
-        path = self.path(step, block)
+        path = self.path(step, block.first, block.count)
         try:
             return _opened(path)[1]
         except _UNREADABLE as error:
@@ -239,18 +221,19 @@ class InFolder(InMemory):
                 "measures the chunk again."
             ) from None
 
-    def _found(self, step: Pass, block: Block) -> Block | None:
-        path = self.path(step, Block(block.sibling(), block.count, 0, 0))
-        if not path.exists():  # another shard may have written it, or merged it with another
-            return None
-        try:
+    def _sibling(self, step: Pass, block: Block) -> Block | None:
+        try:  # another shard may have written it, or merged it with another
+            path = self.path(step, block.first ^ block.count, block.count)
             about = json.loads((parquet.read_schema(path).metadata or {})[_ABOUT])
             return Block(*about["block"]) if about["run"] == self.run else None
         except _UNREADABLE:
             return None  # damaged: found when the pass is opened again
 
     def _keep(self, step: Pass, block: Block, tables: Tables) -> None:
-        contents = [_bytes(table) for table in tables.values()]
+        contents = []
+        for table in tables.values():
+            table.to_parquet(buffer := io.BytesIO(), index=False)
+            contents.append(buffer.getvalue())
         about = {
             "run": self.run,
             "block": [block.first, block.count, block.start, block.stop],
@@ -258,7 +241,7 @@ class InFolder(InMemory):
         }
         file = pa.table({"table": list(tables), "content": pa.array(contents, pa.large_binary())})
         file = file.replace_schema_metadata({_ABOUT: json.dumps(about)})
-        path = self.path(step, block)
+        path = self.path(step, block.first, block.count)
 
         def writer(part: Path) -> None:  # its parts are compressed already
             parquet.write_table(file, part, compression="none", use_dictionary=False)
@@ -271,20 +254,13 @@ class InFolder(InMemory):
 
     def _drop(self, step: Pass, *blocks: Block) -> None:
         for block in blocks:
-            self.path(step, block).unlink(missing_ok=True)
-            if self.blocks[step.name].get(block.first) == block:
-                del self.blocks[step.name][block.first]
+            self.path(step, block.first, block.count).unlink(missing_ok=True)
+        super()._drop(step, *blocks)
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
     there = path.stat()
     return there.st_mtime_ns, there.st_size, there.st_ino
-
-
-def _bytes(table: pd.DataFrame) -> bytes:
-    buffer = io.BytesIO()
-    table.to_parquet(buffer, index=False)
-    return buffer.getvalue()
 
 
 def _opened(path: Path) -> tuple[dict[str, Any], Tables]:
@@ -301,44 +277,9 @@ def _digest(names: list[str], contents: list[bytes]) -> str:
     return digest_of_bytes(b"".join([json.dumps(names).encode(), *contents]))
 
 
-def check_places(out: Path) -> None:
-    """Raises ValueError if a run would write through a link, or into one of an earlier version."""
-    for path in (out / RUN, out / CHUNKS / LOCK):
-        if path.is_symlink():
-            check_regular(path)
-    if (out / CHUNKS).is_symlink():
-        raise ValueError(f"{str(out / CHUNKS)!r} is a link: remove it, or give another folder.")
-    if read_index(out / RUN).get("format") == 1:
-        raise ValueError(
-            f"{str(out)!r} holds a run of an earlier version, which cannot go on; its result "
-            "loads. Give another folder."
-        )
-
-
-def is_run(settings: Mapping[str, Any]) -> bool:
-    """Tells whether the content of a run.json is that of a run of ours, of whatever version."""
-    kinds = {"format": int, "kind": str, "settings": dict}
-    return all(type(settings.get(name)) is kind for name, kind in kinds.items())
-
-
-def discard(out: Path) -> None:
-    """Removes the settings and chunks of a run; its result stays.
-
-    Raises ValueError, before anything is removed, if something there is not ours.
-    """
-    chunks = sorted(
-        path for path in (out / CHUNKS).iterdir() if path.suffix not in (".lock", ".damaged")
-    )
-    for path in chunks:
-        if path.is_symlink():
-            check_regular(path)
-    odd = [f"{CHUNKS}/{path.name}" for path in chunks if not is_ours(path)]
-    run = out / RUN
-    odd += [RUN] if os.path.lexists(run) and not is_run(read_index(run)) else []
-    if odd:
-        raise foreign(out, odd)
-    for path in (*chunks, run):
-        path.unlink(missing_ok=True)
+def _counts(path: Path) -> bool:
+    """Tells whether a file is one in which a run notes how many chunks a pass has."""
+    return set(read_index(path)) == {"chunks"}
 
 
 def is_ours(path: Path) -> bool:
@@ -346,7 +287,7 @@ def is_ours(path: Path) -> bool:
     if path.is_symlink() or not path.is_file():
         return False
     if path.suffix == ".json":
-        return set(read_index(path)) == {"chunks"}
+        return _counts(path)
     try:
         if path.suffix == ".arrow":
             with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as rows:

@@ -16,14 +16,14 @@ import pandas as pd
 from crate_interp.core.run_options import DEFAULTS, RunOptions
 from crate_interp.core.safe_text import plain
 from crate_interp.data import Data, Samples, part
-from crate_interp.data.picture_contents import Notes, add, noting, table_of
+from crate_interp.data.picture_contents import Notes, add, contents, noting, table_of
 from crate_interp.data.samples import Found
 from crate_interp.data.streams import Row, Stream
 from crate_interp.models.hooked import HookedModel
 from crate_interp.questions.batches import Chunk, Forward, data_of, nobody, run_layers, samples_of
-from crate_interp.questions.chunk_facts import OF_A_CHUNK
 from crate_interp.questions.untrained_twins import SAMPLES
-from crate_interp.results.result import Merge, Result
+from crate_interp.results import sample_ranges
+from crate_interp.results.result import Merge, Result, by, sums
 
 if TYPE_CHECKING:
     from crate_interp.questions.asking import Experiment
@@ -31,6 +31,52 @@ if TYPE_CHECKING:
 Tables = dict[str, pd.DataFrame]
 Rules = Mapping[str, Merge]  # name of a table -> how it merges
 Ahead = Callable[[int, int], Found | None]
+
+
+def _whole(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) -> pd.DataFrame:
+    both = pd.concat([mine, theirs], ignore_index=True)
+    row = {"start": both["start"].min(), "stop": both["stop"].max()}
+    return pd.DataFrame([row | {"seconds": both["seconds"].sum()}])
+
+
+# The tables that every chunk has. chunk: the samples of a chunk, and the seconds that it took.
+# counts: sums for the meta. skipped: samples that could not be decoded. pictures: what the files of
+# samples held when they were read. groups: the groups of the samples of a stream.
+OF_A_CHUNK: dict[str, Merge] = {
+    "chunk": _whole, "counts": sums("name"), "skipped": by("sample"), "pictures": by("sample"),
+    "groups": by("sample"),
+}  # fmt: skip
+
+
+def with_facts(
+    tables: Tables, meta: Mapping[str, Any], *others: Tables
+) -> tuple[Tables, dict[str, Any]]:
+    """Returns the tables that a result stores, and the meta with samples, counts and seconds added.
+
+    others: the tables of the other passes; their seconds are included.
+    Raises ValueError if no sample could be decoded.
+    """
+    row: Any = tables["chunk"].iloc[0]
+    start, stop = int(row["start"]), int(row["stop"])
+    skipped = tables["skipped"].to_dict("records") if "skipped" in tables else []
+    if len(skipped) == stop - start:
+        raise ValueError(
+            f"none of the {stop - start} samples can be decoded. First error: {skipped[0]['why']}"
+        )
+    count = stop - start - len(skipped)
+    data = meta["data"][0] | {"start": start, "stop": stop}
+    if "pictures" in tables:
+        data |= contents(tables["pictures"], start, stop, count)
+    if "groups" in tables:
+        data |= sample_ranges.grouped(tables["groups"]["group"])
+    seconds = sum(float(one["chunk"]["seconds"].iloc[0]) for one in (tables, *others))
+    facts = {**meta, "data": [data], "n_samples": count, "seconds": round(seconds, 3)}
+    if "counts" in tables:
+        pairs = zip(tables["counts"]["name"], tables["counts"]["value"], strict=True)
+        facts["counts"] = {name: int(v) if float(v).is_integer() else float(v) for name, v in pairs}
+    if skipped:
+        facts["skipped"] = skipped
+    return {name: table for name, table in tables.items() if name not in OF_A_CHUNK}, facts
 
 
 @dataclass(frozen=True)

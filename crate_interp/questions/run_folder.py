@@ -1,0 +1,179 @@
+"""The folder of a run: it is opened for one set of settings, and refuses any other."""
+
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from crate_interp.core import checks, files
+from crate_interp.core.folders import read_index
+from crate_interp.core.safe_text import plain
+from crate_interp.questions.chunks import LOCK, InFolder, is_ours
+from crate_interp.questions.folder_access import (
+    CHUNKS,
+    RUN,
+    WHOLE,
+    Shard,
+    alone,
+    remove_leftovers,
+    working,
+    writable,
+)
+from crate_interp.results.result import Result
+
+FORMAT = 2  # of run.json
+
+
+@contextmanager
+def in_folder(
+    out: Path,
+    result: type[Result],
+    settings: Mapping[str, Any],
+    code: Mapping[str, Any],
+    shard: Shard = WHOLE,
+    resume: bool = True,
+) -> Iterator[InFolder]:
+    """Yields the chunks of a run in a folder, while no other process can work on the same shard.
+
+    settings, code: what the numbers depend on. Raises ValueError if the folder cannot be written,
+    if it holds another kind of result or a run with other settings, and if files that are not ours
+    would be lost, or a link would be followed.
+    """
+    result.check_folder(out)
+    run = in_json({"format": FORMAT, "kind": result.KIND, "settings": settings, "code": code})
+    with writable(out):
+        out.mkdir(parents=True, exist_ok=True)
+        _check_places(out)
+        (out / CHUNKS).mkdir(exist_ok=True)
+    with working(out, shard, every=not resume):
+        with writable(out):
+            remove_leftovers(out)
+            if not resume:
+                _discard(out)
+        with alone(out):
+            began = _agree(out, run)
+        digest = files.digest_of_bytes(json.dumps(run | began, sort_keys=True).encode())
+        yield InFolder(settings, shard, out=out, run=digest)
+
+
+def in_json(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings as JSON keeps them; raises ValueError for a setting that JSON lacks."""
+
+    def number(value: Any) -> object:
+        try:
+            return value.item()
+        except (AttributeError, RuntimeError, ValueError):
+            raise ValueError(
+                f"the setting {checks.shown(value)} cannot be kept as JSON. Give numbers and "
+                "texts, or lists and dicts of them."
+            ) from None
+
+    return json.loads(json.dumps(settings, default=number))
+
+
+def _agree(out: Path, run: Mapping[str, Any]) -> dict[str, str]:
+    """Writes the settings of a run, or raises ValueError if the folder has others.
+
+    Returns what tells this run from one that started over with the same settings.
+    """
+    path = out / RUN
+    if not path.exists():
+        if any((out / CHUNKS).glob("*.parquet")):
+            raise ValueError(
+                f"{str(path)!r} is missing, although the folder has chunks. Start over with "
+                "resume=False (--restart), or give another folder."
+            )
+        began = {"began": secrets.token_hex(8)}
+        files.write_text(path, json.dumps({**run, **began}, indent=2) + "\n")
+        return began
+    there = read_index(path)
+    if not _is_run(there):
+        raise ValueError(
+            f"{str(path)!r} holds no settings of a run. Move it to another place and start over "
+            "with resume=False (--restart), or give another folder."
+        )
+    began = {"began": str(there.pop("began", ""))}
+    old, new = dict(_flat(there)), dict(_flat(run))
+    differences = [
+        _difference(name, old.get(name, _ABSENT), new.get(name, _ABSENT))
+        for name in dict.fromkeys([*new, *old])
+        # an assumed setting and the same setting when given make the same numbers
+        if old.get(name, _ABSENT) != new.get(name, _ABSENT) and not name.endswith("config.assumed")
+    ]
+    if differences:
+        more = f" (and {len(differences) - 3} more)" if differences[3:] else ""
+        raise ValueError(
+            f"{str(out)!r} holds a run with other settings: {'; '.join(differences[:3])}{more}. "
+            "Give the same settings to continue, another folder, or resume=False (--restart) to "
+            "start over."
+        )
+    return began
+
+
+_ABSENT = object()
+# what hold digests, which say nothing to a reader
+_DIGESTS = {"settings.model_digest": "another model", "settings.data": "other data"}
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the fields of nested dictionaries by their dotted names."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, value
+
+
+def _difference(name: str, old: object, new: object) -> str:
+    """Says how a setting of the run in a folder (old) differs from that of the call (new)."""
+    if name in _DIGESTS:
+        return _DIGESTS[name]
+    # the settings of a run contain the settings of its result, hence the double prefix
+    name = plain(name.replace("settings.settings.", "settings.").removeprefix("code."), 100)
+    if all(str(one).startswith("sha256:") for one in (old, new)):
+        return f"{name} has changed"
+    there, here = (
+        "absent" if one is _ABSENT else plain(checks.shown(one), 80) for one in (old, new)
+    )
+    return f"{name} is {there} there and {here} here"
+
+
+def _is_run(settings: Mapping[str, Any]) -> bool:
+    """Tells whether the content of a run.json is that of a run of ours, of whatever version."""
+    kinds = {"format": int, "kind": str, "settings": dict}
+    return all(type(settings.get(name)) is kind for name, kind in kinds.items())
+
+
+def _check_places(out: Path) -> None:
+    """Raises ValueError if a run would write through a link, or into one of an earlier version."""
+    for path in (out / RUN, out / CHUNKS / LOCK):
+        files.check_regular(path)
+    if (out / CHUNKS).is_symlink():
+        raise ValueError(f"{str(out / CHUNKS)!r} is a link: remove it, or give another folder.")
+    if read_index(out / RUN).get("format") == 1:
+        raise ValueError(
+            f"{str(out)!r} holds a run of an earlier version, which cannot go on; its result "
+            "loads. Give another folder."
+        )
+
+
+def _discard(out: Path) -> None:
+    """Removes the settings and chunks of a run; its result stays.
+
+    Raises ValueError, before anything is removed, if something there is not ours.
+    """
+    chunks = sorted(
+        path for path in (out / CHUNKS).iterdir() if path.suffix not in (".lock", ".damaged")
+    )
+    for path in chunks:
+        files.check_regular(path)
+    odd = [f"{CHUNKS}/{path.name}" for path in chunks if not is_ours(path)]
+    run = out / RUN
+    odd += [RUN] if os.path.lexists(run) and not _is_run(read_index(run)) else []
+    if odd:
+        raise files.foreign(out, odd)
+    for path in (*chunks, run):
+        path.unlink(missing_ok=True)
