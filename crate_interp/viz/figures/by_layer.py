@@ -10,9 +10,9 @@ from crate_interp.core import checks
 from crate_interp.probes import built_in
 from crate_interp.results.result import Result
 from crate_interp.stats.intervals import LEVEL
+from crate_interp.sweeps.findings import Change
 from crate_interp.sweeps.layer_curves import Curve, baseline, chance, curve
 from crate_interp.sweeps.result import SweepResult
-from crate_interp.sweeps.findings import Change
 from crate_interp.training.watch_result import WatchResult
 from crate_interp.viz.figures import canvas
 from crate_interp.viz.figures.canvas import CHANCE, SHUFFLED, TRAINED, UNTRAINED, line
