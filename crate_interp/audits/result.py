@@ -76,15 +76,16 @@ def _reasons(group: pd.DataFrame) -> list[str]:
     return found
 
 
-def _on(rows: pd.DataFrame, claim: Claim) -> str:
+def _on(rows: Any, claim: Claim) -> str:
     """Returns where a number holds: "stream, read: falls; unit: falls (eps 1), rises (eps 10)"."""
     verbs = {KEPT: claim.held, BROKEN: claim.missed, UNDECIDED: UNDECIDED}
     said: dict[str, list[str]] = {}
     for frame in [name for name in (*FRAMES, "") if name in set(rows["frame"])]:
         where: dict[str, list[str]] = {}
         for row in rows[rows["frame"] == frame].to_dict("records"):
-            ends = [row["value"]] * 2 if np.isnan(row["low"]) else [row["low"], row["high"]]
-            word = verbs[of_interval(*ends, NUMBERS[row["number"]].bounds)]
+            unknown = np.isnan(row["low"])
+            low, high = (row["value" if unknown else end] for end in ("low", "high"))
+            word = verbs[of_interval(low, high, NUMBERS[row["number"]].bounds)]
             if claim.still and abs(row["value"]) < _STILL:
                 word = claim.still
             place = f"{row['eps']:g}"
