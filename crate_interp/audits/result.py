@@ -156,16 +156,13 @@ def legend(result: Result) -> str:
 
 def tokens_of(result: Result) -> str:
     """Returns on which tokens the numbers of the sparse step were measured, as a text."""
-    table = result.table("cells")
-    some: Any = table[table["tokens"].str.contains(_SOME)]
-    said = "The sparse step is measured on all tokens of each sample."
-    for tokens, rows in some.groupby("tokens"):
-        names = " and ".join(f'"{NUMBERS[name].title}"' for name in rows["number"].unique())
-        said += (
-            f" Only {names} need the solution of the lasso: they, and all that they are compared "
-            f"with, are measured on {tokens} tokens of each sample, evenly spaced."
-        )
-    return said
+    tokens: Any = result.table("cells")["tokens"]
+    some = ", ".join(sorted({*tokens[tokens.str.contains(_SOME)]}))
+    solved = (
+        " What needs the solution of the lasso, and all that is compared with it, are measured on "
+        f"{some} tokens of each sample, evenly spaced."
+    )
+    return f"The sparse step is measured on all tokens of each sample.{solved if some else ''}"
 
 
 def bounds_of(number: Number, short: bool = False) -> str:

@@ -87,7 +87,7 @@ def _levels_chart(result: SegmentResult) -> "matplotlib.figure.Figure":
     axes.bar_label(bars, fmt="%.3f", padding=4, fontsize=TEXT)
     labels = [words[name].removeprefix("a map of ") for name in levels]
     axes.set_yticks(range(len(levels)), labels, fontsize=TEXT)
-    axes.set_xlim(0, max(values) * 1.22)
+    axes.set_xlim(0, 1.22 * np.nanmax([*values, row["high"]]))
     axes.set_xlabel("Jaccard index (1 is best)", fontsize=TEXT)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
