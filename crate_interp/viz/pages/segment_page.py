@@ -123,7 +123,7 @@ def _examples(result: SegmentResult, mass: float) -> dict[str, list[dict[str, An
         more = {
             "label": "" if label is None or label != label else f", label {label}",  # or NaN
             "ratio": picture.width / picture.height,
-            "picture": parts.png_uri(row["picture"]),
+            "picture": parts.data_uri(row["picture"]),
             "true": {"path": parts.outline(np.asarray(true) > 0), "size": true.size},
             "map": parts.map_tile(values.reshape(grid)),
             "largest": values.max(),
