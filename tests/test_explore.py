@@ -115,10 +115,10 @@ def test_attention_that_is_not_of_the_codes_is_stored():
     page = ci.viz.explore(cache, tokens)
     assert parts_of(page) == [["codes", "largest", "rows"], ["codes"], ["codes"]]
     assert worst(attention_in(page, 0, HEADS, 13), cache["pattern", 0][0].numpy()) < LIMIT / 2
-    assert "The attention of layer 0 is stored" in page.html()
+    assert "Attention (layers: 0) is stored" in page.html()
     sees = [(cache["pattern", layer][0] > 0).sum(-1).max().item() for layer in range(LAYERS)]
     assert data_of(page)["sees"] == sees == [7, 13, 13]
-    assert "In layer 0 a token sees only itself and the 6 tokens before it." in page.html()
+    assert "(layers: 0) it sees only itself and the 6 tokens before it." in page.html()
 
 
 def test_an_edited_pattern_is_shown_as_it_was_used(cache, images):
@@ -127,7 +127,7 @@ def test_an_edited_pattern_is_shown_as_it_was_used(cache, images):
     page = ci.viz.explore(cache, images)
     assert parts_of(page)[1] == ["codes", "largest", "rows"]
     assert np.allclose(attention_in(page, 1, HEADS, 13), 1 / 13, rtol=1e-3)
-    assert "The attention of layer 1 is stored" in page.html()
+    assert "Attention (layers: 1) is stored" in page.html()
 
 
 def test_what_a_masked_autoencoder_did_not_see_is_told():

@@ -76,15 +76,16 @@ def _reasons(group: pd.DataFrame) -> list[str]:
     return found
 
 
-def _on(rows: pd.DataFrame, claim: Claim) -> str:
+def _on(rows: Any, claim: Claim) -> str:
     """Returns where a number holds: "stream, read: falls; unit: falls (eps 1), rises (eps 10)"."""
     verbs = {KEPT: claim.held, BROKEN: claim.missed, UNDECIDED: UNDECIDED}
     said: dict[str, list[str]] = {}
     for frame in [name for name in (*FRAMES, "") if name in set(rows["frame"])]:
         where: dict[str, list[str]] = {}
         for row in rows[rows["frame"] == frame].to_dict("records"):
-            ends = [row["value"]] * 2 if np.isnan(row["low"]) else [row["low"], row["high"]]
-            word = verbs[of_interval(*ends, NUMBERS[row["number"]].bounds)]
+            unknown = np.isnan(row["low"])
+            low, high = (row["value" if unknown else end] for end in ("low", "high"))
+            word = verbs[of_interval(low, high, NUMBERS[row["number"]].bounds)]
             if claim.still and abs(row["value"]) < _STILL:
                 word = claim.still
             place = f"{row['eps']:g}"
@@ -155,16 +156,13 @@ def legend(result: Result) -> str:
 
 def tokens_of(result: Result) -> str:
     """Returns on which tokens the numbers of the sparse step were measured, as a text."""
-    table = result.table("cells")
-    some: Any = table[table["tokens"].str.contains(_SOME)]
-    said = "The sparse step is measured on all tokens of each sample."
-    for tokens, rows in some.groupby("tokens"):
-        names = " and ".join(f'"{NUMBERS[name].title}"' for name in rows["number"].unique())
-        said += (
-            f" Only {names} need the solution of the lasso: they, and all that they are compared "
-            f"with, are measured on {tokens} tokens of each sample, evenly spaced."
-        )
-    return said
+    tokens: Any = result.table("cells")["tokens"]
+    some = ", ".join(sorted({*tokens[tokens.str.contains(_SOME)]}))
+    solved = (
+        " What needs the solution of the lasso, and all that is compared with it, are measured on "
+        f"{some} tokens of each sample, evenly spaced."
+    )
+    return f"The sparse step is measured on all tokens of each sample.{solved if some else ''}"
 
 
 def bounds_of(number: Number, short: bool = False) -> str:

@@ -103,9 +103,26 @@ class Audit(Question):
     def settled(self, model: HookedModel, samples: Samples) -> "Audit":
         """Refuses what cannot be asked, and fills in what model and samples decide."""
         checks.count("untrained", self.untrained, least=0)
-        setting = _setting(self.eps, self.lasso_tokens, self.grid, self.seed, model)
+        eps, grid = checks.positive("eps", self.eps), checks.flag("grid", self.grid)
+        if not _EPS[0] <= eps <= _EPS[1]:
+            raise ValueError(
+                f"eps={self.eps!r} gives imprecise rates. Give a number from {_EPS[0]:g} to "
+                f"{_EPS[1]:g}."
+            )
         part, limited = _compared(samples)
-        setting = replace(setting, part=part, limited=limited)
+        setting = Setting(
+            eps=eps,
+            grid=tuple(sorted({*GRID, eps})) if grid else (eps,),
+            nulls=tuple(name for name in NULLS if grid or name in IN_VERDICTS),
+            draws=DRAWS,
+            part=part,
+            limited=limited,
+            has_cls=model.has_cls,
+            causal=model.unit == "windows",
+            star=grid,
+            tokens=checks.count("lasso_tokens", self.lasso_tokens),
+            seed=checks.count("seed", self.seed, least=0),
+        )
         if "next sample" in setting.nulls:
             check_one_length(samples, "audit with grid=True")
         return replace(self, setting=setting)
@@ -166,28 +183,6 @@ def _of_copies(found: Mapping[str, Tables], table: str, *keys: str) -> pd.DataFr
 # how the weights of untrained networks were made -> the start of the names of their passes
 WEIGHTS = {"drawn": "untrained-", "shuffled": "shuffled-"}
 _OF_A_NETWORK = {"numbers": by("sample", "layer"), "weights": first, "heads": first}
-
-
-def _setting(eps: float, tokens: int, grid: bool, seed: int, model: Any) -> Setting:
-    """Returns the settings for a model; raises ValueError for wrong arguments."""
-    asked = checks.positive("eps", eps)
-    if not _EPS[0] <= asked <= _EPS[1]:
-        raise ValueError(
-            f"eps={eps!r} gives imprecise rates. Give a number from {_EPS[0]:g} to {_EPS[1]:g}."
-        )
-    return Setting(
-        eps=asked,
-        grid=tuple(sorted({*GRID, asked})) if checks.flag("grid", grid) else (asked,),
-        nulls=tuple(name for name in NULLS if grid or name in IN_VERDICTS),
-        draws=DRAWS,
-        part=frozenset(),
-        limited=frozenset(),
-        has_cls=model.has_cls,
-        causal=model.unit == "windows",
-        star=grid,
-        tokens=checks.count("lasso_tokens", tokens),
-        seed=checks.count("seed", seed, least=0),
-    )
 
 
 def _of_chunk(chunk: Chunk, setting: Setting) -> Tables:

@@ -253,20 +253,16 @@ def _notes(view: panels.View, attention: list[Attention]) -> list[str]:
     patches, reaches = view.count - view.special, panels.reaches(view)
     if view.has("hook_mask") and (hidden := int(view.cache.at("hook_mask")[view.sample].sum())):
         notes.append(f"The model did not see {hidden} of the {patches} patches.")
-    short = [layer for layer, reach in enumerate(reaches) if reach < view.count]
+    short = [str(layer) for layer, reach in enumerate(reaches) if reach < view.count]
     if short:
-        before = f"{min(reaches) - 1} tokens before it"
-        notes.append(f"In {_words_of(short)} a token sees only itself and the {before}.")
-    stored = [layer for layer, each in enumerate(attention) if "rows" in each.parts]
+        notes.append(
+            f"Where a token does not see all (layers: {', '.join(short)}) it sees only itself and "
+            f"the {min(reaches) - 1} tokens before it."
+        )
+    stored = [str(layer) for layer, each in enumerate(attention) if "rows" in each.parts]
     if stored and view.kind.name == "attention":
         notes.append(
-            f"The attention of {_words_of(stored)} is stored in 255 steps of each row's largest "
+            f"Attention (layers: {', '.join(stored)}) is stored in 255 steps of each row's largest "
             "share, because the softmax of the cached codes, rounded to 16 bits, differs from it."
         )
     return notes
-
-
-def _words_of(layers: Sequence[int]) -> str:
-    """Returns layers in words: "layer 3" or "layers 0, 3 and 4"."""
-    *first, last = map(str, layers)
-    return f"layers {', '.join(first)} and {last}" if first else f"layer {last}"

@@ -21,7 +21,7 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.models.layers.context import window_sizes
 from crate_interp.models.text.text_and_tokens import check_tokens
 from crate_interp.viz.explorer.packing import MapKind, map_kind, pack_ranked, pack_tops
-from crate_interp.viz.pages.cache_views import model_of
+from crate_interp.viz.pages.cache_views import activation, model_of
 
 ATOMS, ANSWERS = 16, 5  # how many atoms and next tokens a page stores for each token
 _MASKS, _COMPONENTS, _EDGES = 3, 3, 200
@@ -73,10 +73,7 @@ class View:
 
     def at(self, point: str, layer: int) -> Float[np.ndarray, "..."]:
         """Returns the sample's activation at a point; raises ValueError for NaN and Inf."""
-        values = self.cache.at(point, layer)[self.sample].detach().float().cpu().numpy()
-        if not np.isfinite(values).all():
-            raise ValueError(f"{point} holds NaN or Inf in layer {layer} for sample {self.sample}.")
-        return values
+        return activation(self.cache, layer, point, self.sample).float().cpu().numpy()
 
     def codes(self, layer: int) -> tuple[Codes | None, Codes | None]:
         """Returns the codes of the queries, and those of the keys if they differ.

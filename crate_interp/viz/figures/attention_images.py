@@ -225,12 +225,8 @@ def _finding(every: list[np.ndarray], layers: list[int], even: float, what: str)
     """Returns a sentence on the head with the largest share on one patch, and this head's layer."""
     largest = np.stack([values.max(axis=(2, 3)).mean(axis=0) for values in every])  # [layer, head]
     place, head = np.unravel_index(largest.argmax(), largest.shape)
-    images = len(every[0])
-    mean = f" (mean over {images} images)" if images > 1 else ""
-    whole = what == "attention"  # the others are counted: memberships, shares
-    most, evenly = ("the most attention", what) if whole else (f"the largest {what}", f"{what}s")
     words = (
-        f"Of {largest.size} heads, L{layers[place]}H{head} gives {most} to one patch: "
-        f"{largest.max():.2f}{mean}. Even {evenly} would give every patch {even:.2g}."
+        f"Of {largest.size} heads, L{layers[place]}H{head} gives the largest {what} to one patch: "
+        f"{largest.max():.2f}, mean over images. An even map would give every patch {even:.2g}."
     )
     return words, layers[place]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from crate_interp.circuits.circuit import BOX, LAST, Circuit, Point, bend, layout, place_of
+from crate_interp.circuits.circuit import BOX, LAST, Circuit, bend, layout, place_of
 from crate_interp.circuits.graphs.result import BIAS, EMBEDDING, TARGET, AttributionGraph
 from crate_interp.core import checks
 from crate_interp.core.pictures import decoded
@@ -45,6 +45,9 @@ def circuit(
 
     Raises ValueError if `circuit` is not a Circuit or has no edges.
     """
+    from matplotlib.patches import FancyBboxPatch, PathPatch
+    from matplotlib.path import Path
+
     if not isinstance(circuit, Circuit) or not circuit.edges:
         got = "a circuit without edges" if isinstance(circuit, Circuit) else type(circuit).__name__
         raise ValueError(f"got {got} to draw. Give a ci.circuits.Circuit with edges.")
@@ -62,10 +65,17 @@ def circuit(
     largest = max(abs(edge.weight) for edge in shown.edges)
     for edge in sorted(shown.edges, key=lambda edge: abs(edge.weight)):
         share = abs(edge.weight) / (largest or 1.0)
-        _draw_edge(axes, spots[edge.source], spots[edge.target], edge.weight < 0, share)
+        bent = bend(spots[edge.source], spots[edge.target])
+        look: Any = {"lw": 0.6 + 2.9 * share, "alpha": 0.5 + 0.5 * share, "fc": "none", "zorder": 1}
+        look |= {"ec": _BELOW, "ls": "--"} if edge.weight < 0 else {"ec": _ABOVE}
+        axes.add_patch(PathPatch(Path(bent, [Path.MOVETO, *[Path.CURVE4] * 3]), **look))
     below: Any = {"ha": "center", "va": "bottom", "fontsize": size - 1, "color": _INK}
+    box: Any = {"boxstyle": "round,pad=4,rounding_size=6", "fc": _CARD, "ec": _INK, "lw": 0.8}
     for name, (x, y) in spots.items():
-        _draw_node(axes, name, x, y, size)
+        corner = (x + 4, y + 4)
+        axes.add_patch(FancyBboxPatch(corner, BOX[0] - 8, BOX[1] - 8, zorder=2, **box))
+        middle = (x + BOX[0] / 2, y + BOX[1] / 2)
+        axes.text(*middle, name, ha="center", va="center", fontsize=size, color=_INK, zorder=3)
     for (layer, atoms), x in {places[name]: spot[0] for name, spot in spots.items()}.items():
         if -1 < layer < LAST:
             words = "atoms of " * atoms + f"layer {layer}"
@@ -80,25 +90,6 @@ def circuit(
     scale = f"widest edge: {largest:.2g}" + "; dashed: below 0" * dashed
     axes.text(width / 2, height - 2, scale, **below)
     return canvas.as_written(figure, *([] if ax is None else [axes]))
-
-
-def _draw_edge(axes: Any, start: Point, end: Point, below: bool, share: float) -> None:
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path
-
-    curve = Path(bend(start, end), [Path.MOVETO, *[Path.CURVE4] * 3])
-    look: Any = {"lw": 0.6 + 2.9 * share, "alpha": 0.5 + 0.5 * share}
-    look |= {"ec": _BELOW, "ls": "--"} if below else {"ec": _ABOVE}
-    axes.add_patch(PathPatch(curve, fc="none", zorder=1, **look))
-
-
-def _draw_node(axes: Any, name: str, x: float, y: float, size: float) -> None:
-    from matplotlib.patches import FancyBboxPatch
-
-    look: Any = {"boxstyle": "round,pad=4,rounding_size=6", "fc": _CARD, "ec": _INK}
-    axes.add_patch(FancyBboxPatch((x + 4, y + 4), BOX[0] - 8, BOX[1] - 8, lw=0.8, zorder=2, **look))
-    words: Any = {"ha": "center", "va": "center", "fontsize": size, "color": _INK}
-    axes.text(x + BOX[0] / 2, y + BOX[1] / 2, name, zorder=3, **words)
 
 
 def graph_figure(

@@ -38,13 +38,14 @@ def audited_number(rows: Any, bounds: Sequence[float | None]) -> "matplotlib.fig
         if bound is not None:
             level = np.full(len(by_layer), round(bound, 5) + 0.0)  # 1e-6 is 0
             axes.plot(by_layer.index, level, color=CHANCE, ls=":", lw=1.5, label="bound")
-    for kind, look in (
-        ("untrained", {"color": UNTRAINED, "ls": "--"}),
-        ("value", {"color": TRAINED, "marker": "o", "label": "this network"}),
-    ):
+    looks: dict[str, Any] = {
+        "untrained": {"color": UNTRAINED, "ls": "--", "label": "untrained"},
+        "value": {"color": TRAINED, "marker": "o", "label": "this network"},
+    }
+    for kind, look in looks.items():
         mean, low, high = by_layer[kind].to_numpy(float).T
         if not np.isnan(mean).all():
-            line(axes, by_layer.index, mean, (low, high), **{"label": kind} | look)
+            line(axes, by_layer.index, mean, (low, high), **look)
     canvas.set_layers(axes)
     axes.set_xlabel("layer", fontsize=canvas.TEXT)
     return canvas.finished(figure, [axes], None, "", "")

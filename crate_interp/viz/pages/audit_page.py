@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from crate_interp.audits.claims import BESIDE, CLAIMS, LIMITS, NULLS, NUMBERS
 from crate_interp.audits.result import (
     AuditResult,
@@ -89,7 +87,8 @@ def _claims(result: AuditResult) -> tuple[list[Row], list[Row], list[dict[str, A
     The claims that an ideal layer misses too, in every layer, have a map of their own. Beside the
     signs stand the bound of the claim's first number, and its range here and in random networks.
     """
-    every, main = result.claims(), main_rows(result, "cells")
+    every: Any = result.claims()
+    main = main_rows(result, "cells")
     rows: dict[bool, list[Row]] = {False: [], True: []}
     cards = []
     for name, claim in CLAIMS.items():
@@ -125,7 +124,7 @@ def _groups(result: AuditResult) -> dict[str, list[dict[str, Any]]]:
     groups: dict[str, list[dict[str, Any]]] = {}
     for claim in CLAIMS.values():
         for name, number in claim.numbers.items():
-            rows: pd.DataFrame = main[main["number"] == name]
+            rows: Any = main[main["number"] == name]
             if rows["value"].notna().any():
                 alt = f"{number.title} by layer: {low_to_high(rows['value'])}"
                 svg = inline_svg(audited_number(rows, (number.low, number.high)), alt, salt=name)

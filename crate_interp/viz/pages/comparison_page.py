@@ -36,7 +36,8 @@ def compare_page(result: Comparison, out: str | Path) -> Path:
     meta, table = result.meta, result.table()
     finding, *beside = sentences(result)
     names = [f"{row['probe']}.{row['statistic']}" for row in largest(result, _HERO)]
-    by_statistic = dict(list(table.groupby(table["probe"] + "." + table["statistic"], sort=False)))
+    every: Any = table.groupby(table["probe"] + "." + table["statistic"], sort=False)
+    by_statistic: dict[str, pd.DataFrame] = dict(list(every))
     layers = sorted({int(layer) for layer in table["layer"]})
     signs: dict[str, list[Row]] = {}
     for name, rows in by_statistic.items():

@@ -10,7 +10,7 @@ from crate_interp.circuits.graphs import result
 from crate_interp.circuits.graphs.result import UNTRAINED, AttributionGraph
 from crate_interp.core.safe_text import plain
 from crate_interp.results.result import model_name
-from crate_interp.viz.pages.page import Html, sources
+from crate_interp.viz.pages.page import Html, data_uri, sources
 
 _HEADS = 3  # of an edge, those with the largest parts, are named on the page
 _ANSWERS = 5
@@ -110,7 +110,7 @@ def _examples(graph: AttributionGraph) -> dict[str, list[list[Any]]]:
     for row in graph.table("examples").to_dict("records"):
         uri = None
         if isinstance(row["webp"], bytes):
-            uri = f"data:image/webp;base64,{base64.b64encode(row['webp']).decode()}"
+            uri = data_uri(row["webp"], "webp")
         entry = [_number(row["value"]), str(row["words"]), uri]
         examples.setdefault(f"L{row['layer']}A{row['atom']}", []).append(entry)
     return examples

@@ -87,23 +87,25 @@ def render(template: str, **values: object) -> str:
 def _templates() -> Any:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
+    def shown(value: Any) -> Any:
+        is_markup = hasattr(value, "__html__")  # our own markup
+        return visible(value) if isinstance(value, str) and not is_markup else value
+
+    def counted(count: int, word: str) -> str:
+        return f"{count} {word}{'s' if count != 1 else ''}"
+
     templates = Environment(
         loader=PackageLoader("crate_interp.viz", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_visible,
+        finalize=shown,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    templates.filters |= {"counted": _counted, "number": format, "plain": plain}
+    templates.filters |= {"counted": counted, "number": format, "plain": plain}
     templates.filters |= {"superscripts": _superscripts, "cells": cells}
     return templates
-
-
-def _visible(value: Any) -> Any:
-    is_markup = hasattr(value, "__html__")  # our own markup
-    return visible(value) if isinstance(value, str) and not is_markup else value
 
 
 def _superscripts(words: str) -> Any:
@@ -117,11 +119,6 @@ def _superscripts(words: str) -> Any:
     )
     coded = re.sub(r"`([^`]{1,99})`", r"<code>\1</code>", raised)
     return Markup(re.sub(r"(?<![\w.])([A-Z])_([A-Za-z0-9])(?!\w)", r"\1<sub>\2</sub>", coded))
-
-
-def _counted(count: int, word: str) -> str:
-    """Returns a count with its word, such as "1 seed" or "2 seeds"."""
-    return f"{count} {word}{'s' if count != 1 else ''}"
 
 
 def write_page(
@@ -259,12 +256,12 @@ def picture_uri(image: Image.Image) -> str:
     """Returns a picture as a data URI of a PNG file."""
     buffer = io.BytesIO()
     image.save(buffer, "PNG", optimize=True)
-    return png_uri(buffer.getvalue())
+    return data_uri(buffer.getvalue())
 
 
-def png_uri(data: bytes) -> str:
-    """Returns the bytes of a PNG file as a data URI."""
-    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+def data_uri(data: bytes, kind: str = "png") -> str:
+    """Returns the bytes of a picture's file as a data URI."""
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def figure_uri(figure: "Figure", dpi: int = 110) -> str:
@@ -272,7 +269,7 @@ def figure_uri(figure: "Figure", dpi: int = 110) -> str:
     buffer = io.BytesIO()
     with quiet():
         figure.savefig(buffer, format="jpeg", dpi=dpi, pil_kwargs={"quality": 85})
-    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return data_uri(buffer.getvalue(), "jpeg")
 
 
 def inline_svg(figure: "Figure", alt: str, salt: str) -> str:

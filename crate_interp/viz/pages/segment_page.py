@@ -1,7 +1,7 @@
 """The page of a segmentation: the score next to its chance levels, and examples."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pandas as pd
@@ -34,7 +34,7 @@ def segment_page(result: SegmentResult, out: str | Path) -> Path:
     """
     settings = result.meta["probes"]["segmentation"]["settings"]
     words = ", ".join(f"{name} = {value}" for name, value in settings.items())
-    row, scores = result.overall(), result.table("scores")
+    row, scores = result.overall(), cast(Any, result.table("scores"))
     blind = max(BLIND, key=lambda name: -1.0 if pd.isna(row[name]) else row[name])
     untrained = "" if pd.isna(row["untrained"]) else f", untrained {row['untrained']:.3f}"
     rules = {
@@ -79,25 +79,15 @@ def _levels_chart(result: SegmentResult) -> "matplotlib.figure.Figure":
     words = {"value": result.named(), **WITHOUT_NETWORK, **BLIND}
     words["untrained"] = "the same network untrained"
     levels = sorted((name for name in words if not pd.isna(row[name])), key=lambda name: row[name])
+    values = [row[name] for name in levels]
+    colours = [{"value": TRAINED, "untrained": UNTRAINED}.get(name, CHANCE) for name in levels]
     figure, axes = canvas(None, 0.55 + 0.24 * len(levels), None)
-    for place, name in enumerate(levels):
-        value = row[name]
-        colour = {"value": TRAINED, "untrained": UNTRAINED}.get(name, CHANCE)
-        if name == "value":
-            axes.plot([row["low"], row["high"]], [place, place], color=colour, lw=4, alpha=0.45)
-            axes.axvspan(row["low"], row["high"], color=colour, alpha=0.1, lw=0)
-        dashes = {"value": "-", "untrained": "--"}.get(name, ":")
-        axes.plot([0, value], [place, place], color=colour, lw=0.8, ls=dashes)
-        marker = "o" if name in ("value", "untrained", *BLIND) else "s"
-        axes.plot(value, place, marker=marker, ms=6 if name == "value" else 4.5, color=colour)
-        axes.annotate(
-            f"{value:.3f}", (max(value, row["high"] if name == "value" else 0), place),
-            xytext=(6, 0), textcoords="offset points", va="center", fontsize=TEXT,
-            fontweight="bold" if name == "value" else "normal",
-        )  # fmt: skip
+    axes.axvspan(row["low"], row["high"], color=TRAINED, alpha=0.15, lw=0)
+    bars = axes.barh(range(len(levels)), values, color=colours, height=0.4)
+    axes.bar_label(bars, fmt="%.3f", padding=4, fontsize=TEXT)
     labels = [words[name].removeprefix("a map of ") for name in levels]
     axes.set_yticks(range(len(levels)), labels, fontsize=TEXT)
-    axes.set_xlim(0, max(row[name] for name in levels) * 1.22)
+    axes.set_xlim(0, 1.22 * np.nanmax([*values, row["high"]]))
     axes.set_xlabel("Jaccard index (1 is best)", fontsize=TEXT)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
@@ -133,7 +123,7 @@ def _examples(result: SegmentResult, mass: float) -> dict[str, list[dict[str, An
         more = {
             "label": "" if label is None or label != label else f", label {label}",  # or NaN
             "ratio": picture.width / picture.height,
-            "picture": parts.png_uri(row["picture"]),
+            "picture": parts.data_uri(row["picture"]),
             "true": {"path": parts.outline(np.asarray(true) > 0), "size": true.size},
             "map": parts.map_tile(values.reshape(grid)),
             "largest": values.max(),
