@@ -64,7 +64,7 @@ def codes_of(table):
     """The tables of a layer whose codes `[sample, pos, atom]` are given, with ten classes."""
     module = importlib.import_module("crate_interp.circuits.graphs.atom_names")
     samples, pos = table.shape[:2]
-    classes = of_samples([n * 7 % 10 for n in range(samples)], None, samples)
+    classes = of_samples([n * 7 % 10 for n in range(samples)], None)
     concepts = of_patches(make("crate"), samples, pos, None)
     generator = torch.Generator().manual_seed(0)
     found = module._of_layer(0, table.mean(dim=1), classes, table, concepts, generator)
@@ -107,7 +107,7 @@ def test_what_follows_from_the_position_is_no_object():
     seen = table + 0.2 * torch.nn.functional.pad(there[:, None] * middle, (1, 0))[..., None]
     module = importlib.import_module("crate_interp.circuits.graphs.atom_names")
     found = module._of_layer(
-        0, torch.cat([table, seen], dim=-1).mean(dim=1), of_samples(None, None, samples),
+        0, torch.cat([table, seen], dim=-1).mean(dim=1), of_samples(None, None),
         torch.cat([table, seen], dim=-1), concepts, torch.Generator().manual_seed(0),
     )  # fmt: skip
     assert found["kind"].tolist() == ["position", "mask"]
@@ -169,20 +169,20 @@ def test_candidates_of_patches_and_tokens():
     masks = torch.zeros(2, 6, 20, dtype=torch.uint8)
     masks[1, :3, :10] = 1
     found = of_patches(model, 2, 1 + rows * columns, masks)
-    assert found.names[0] == "CLS" and found.present[0].sum() == 2
-    places = found.present[1:10].sum(dim=0)
+    assert found[0][0] == "CLS" and found[0][2].sum() == 2
+    places = sum(on.int() for _, _, on in found[1:10])
     assert (places[:, 1:] == 1).all() and (places[:, 0] == 0).all()
-    on = found.present[found.names.index("patches on the object")]
+    on = {name: on for name, _, on in found}["patches on the object"]
     assert not on[0].any() and on[1].any() and not on[1, 0]
     words = ["'", " the", "3", "X"]
     tokens = torch.tensor([[0, 1, 2, 3, 0]])
     texts = of_tokens(tokens, words)
-    at = dict(zip(texts.names, texts.present[:, 0], strict=True))
+    at = {name: on[0] for name, _, on in texts}
     assert at["a quotation mark"].tolist() == [True, False, False, False, True]
     assert at["after a digit"].tolist() == [False, False, False, True, False]
     assert at["the first token"].tolist() == [True, False, False, False, False]
     assert at["after ' the'"].tolist() == [False, False, True, False, False]
-    assert "token set" not in of_tokens(tokens, ["0", "1", "2", "3"]).kinds
+    assert "token set" not in {one[1] for one in of_tokens(tokens, ["0", "1", "2", "3"])}
 
 
 def test_a_cut_out_is_its_patch():

@@ -94,10 +94,10 @@ def test_what_does_not_fit_is_said():
     _, cache = model.run_with_cache(tokens)
     good = repeat_targets(tokens)["previous"]
     for words, call in {
-        "tokens are torch.float32": lambda: repeat_targets(tokens.float()),
+        ": give whole numbers": lambda: repeat_targets(tokens.float()),
         r"offsets=\(0.5": lambda: repeat_targets(tokens, (0.5,)),
-        "tokens are list": lambda: repeat_targets([[1, 2]]),
-        "tokens are torch.bool": lambda: repeat_targets(tokens > 0),
+        "give whole": lambda: repeat_targets([[1, 2]]),
+        "whole numbers": lambda: repeat_targets(tokens > 0),
         "not a bool tensor": lambda: head_scores(cache, {"x": good.float()}),
         "got a dict and {'x'": lambda: head_scores({}, {"x": good}),
         "targets by name": lambda: head_scores(cache, {}),

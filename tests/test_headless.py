@@ -84,7 +84,7 @@ def test_the_readers_of_logits_refuse(headless, images):
         (lambda: headless(images, labels=torch.zeros(2, dtype=torch.long)), NO_HEAD),
         (lambda: headless(pixel_values=images), NO_HEAD),
         (lambda: cache.logit_lens(), "no classifier head, and so no logits for a lens"),
-        (lambda: logit_lens(cache), "needs the cache of a classifier"),
+        (lambda: logit_lens(cache), "needs the cache of a model with logits"),
         (lambda: logit_attribution(cache, 1), NO_HEAD),
         (lambda: cache.logit_attrs(cache.accumulated_resid(), 1), NO_HEAD),
         (lambda: ci.ablate_heads(headless, images), "has no logits, "),

@@ -311,7 +311,7 @@ def test_wrong_arguments(vision, text, unchecked):
     refused(r"has .*\[3, 11\].*\[6, 11\]", lm, tokens, sae, attention_mask=ones[:3])
     refused("padding only after tokens", lm, tokens, sae, attention_mask=ones.cumsum(1) > 3)
     short = torch.ones(N, 11).tril(0)
-    refused("at least two tokens in each row", lm, tokens, sae, attention_mask=short)
+    refused("give two tokens a row", lm, tokens, sae, attention_mask=short)
     refused("is not finite: check the coder.s weights", model, data, {POINT: Ablate(float("nan"))})
     refused("batch_size=0", model, data, sae, batch_size=0)
     refused("seed=-1", model, data, sae, seed=-1)

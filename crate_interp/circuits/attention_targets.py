@@ -34,11 +34,7 @@ def repeat_targets(
     """
     whole = isinstance(tokens, Tensor) and tokens.dtype in (torch.int32, torch.int64)
     if not whole or tokens.ndim != 2 or not all(map(checks.is_int, offsets)):
-        raise ValueError(
-            f"tokens are {getattr(tokens, 'dtype', type(tokens).__name__)} of shape "
-            f"{list(getattr(tokens, 'shape', []))}, offsets={offsets!r}: give whole numbers "
-            "[batch, pos], such as model.to_tokens(text), and whole offsets, such as (0, 1)."
-        )
+        raise ValueError(f"{checks.shown(tokens)}, {offsets=}: give whole numbers [batch, pos].")
     count = tokens.shape[1]
     query, key = torch.arange(count)[:, None], torch.arange(count)
     before = (key == query - 1).expand(len(tokens), -1, -1)
@@ -77,8 +73,7 @@ def head_scores(
     """
     if not isinstance(cache, CrateCache) or not isinstance(targets, Mapping) or not targets:
         raise ValueError(
-            f"head_scores got a {type(cache).__name__} and {checks.shown(targets)}: give the cache "
-            "of model.run_with_cache(tokens), and targets by name, such as repeat_targets(tokens)."
+            f"got a {type(cache).__name__} and {checks.shown(targets)}: give targets by name."
         )
     model = cache.model
     if model.towers:

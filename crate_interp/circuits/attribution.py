@@ -150,9 +150,7 @@ def logit_attribution(
         direction, constant = direction - other[0], constant - other[1]
     scale = _read(cache, "ln_final.hook_scale", None, position)  # [batch, 1]
     if len(direction) not in (1, len(scale)):
-        raise ValueError(
-            f"{len(direction)} targets for {len(scale)} samples: give one, or as many."
-        )
+        raise ValueError(f"{len(direction)} targets for {len(scale)} samples: give one each.")
     parts = _contributions(cache, direction.expand(len(scale), -1) / scale, position)
     parts["constant"] = constant.expand(len(scale))
     settings = {"target": _setting(target), "minus": _setting(minus), "position": int(position)}

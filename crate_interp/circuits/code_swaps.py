@@ -116,9 +116,7 @@ class Concentrate(Question):
     def settled(self, model: HookedModel, samples: Samples) -> "Concentrate":
         """Refuses what cannot be asked, and fills in what model and samples decide."""
         if isinstance(self.k, str) or not isinstance(self.k, Sequence) or not self.k:
-            raise ValueError(
-                f"k={checks.shown(self.k)}: give a list of numbers of nodes, such as [4, 16]."
-            )
+            raise ValueError(f"k={checks.shown(self.k)}: give a list of numbers of nodes.")
         counts = sorted({checks.count("k", one) for one in self.k})
         checks.one_of("point", self.point, tuple(POINTS))
         checks.count("rotations", self.rotations, least=2)
@@ -129,9 +127,7 @@ class Concentrate(Question):
         check_gradients("concentration", model)
         check_one_length(samples, "concentration")
         if samples.n < 2:
-            raise ValueError(
-                "the data has one sample, and it needs a donor: give two samples or more."
-            )
+            raise ValueError("one sample has no donor: give two samples or more.")
         return replace(self, k=counts)
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
@@ -177,10 +173,7 @@ def with_donors(answers: pd.DataFrame) -> pd.DataFrame:
     """
     numbers, given = answers["sample"].to_numpy(), answers["answer"].to_numpy()
     if len(set(given)) < 2:
-        raise ValueError(
-            f"the model gives all {len(given)} samples the same answer, so no sample has a donor "
-            "with another one: give more samples, of several classes."
-        )
+        raise ValueError(f"the model gives all {len(given)} samples the same answer: give more.")
     donor = np.zeros(len(given), dtype=int)
     following = 0
     for place in reversed(range(2 * len(given))):  # twice round, so that the circle closes

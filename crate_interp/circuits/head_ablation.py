@@ -276,10 +276,7 @@ def _means(table: pd.DataFrame, model: HookedModel) -> dict[int, Means]:
     Raises ValueError for images of several sizes, whose positions are different places.
     """
     if model.unit != "windows" and len(set(table["pos"])) > 1:
-        raise ValueError(
-            "the samples differ in their number of tokens, so positions have no mean: give images "
-            "of one size, or how='zero'."
-        )
+        raise ValueError("positions of images of several sizes have no mean: give how='zero'.")
     means: dict[int, Means] = {}
     for layer in sorted(set(table["layer"])):
         rows: Any = table[table["layer"] == layer]

@@ -33,35 +33,21 @@ class LogitLens(Result):
         table: Any = self._table("answers")
         own = table[(table["sample"] == table["sample"].min()) & (table["rank"] == 0)]
         last = own.iloc[-1]
-        others = own[own["answer"] != last["answer"]]
-        since = 0 if others.empty else int(others["layer"].max()) + 1
-        where = "after the last layer" if since == last["layer"] else f"from layer {since} on"
+        others = own[own["answer"] != last["answer"]]["layer"]
         name = safe_text.plain(self.meta["model"] or "the model")
-        answer = f"{last['answer']!r} ({last['probability']:.0%})"
         return (
-            f"For sample {last['sample']} {name} answers {answer}, "
-            f"which is the likeliest answer {where}."
+            f"For sample {last['sample']} {name} answers {last['answer']!r} "
+            f"({last['probability']:.0%}), which is the likeliest answer from layer "
+            f"{0 if others.empty else int(others.max()) + 1} of {last['layer']} on."
         )
 
-    def _repr_html_(self) -> str:
+    def _shown(self) -> pd.DataFrame:
+        """Returns the first sample's answers, a row per layer."""
         table: Any = self._table("answers")
-        sample = int(table["sample"].min())
-        own = table[table["sample"] == sample]
-        rows = []
-        by_layer: Any = own.groupby("layer")
-        for layer, answers in by_layer:
-            cells = f'<th scope="row">{int(layer)}</th>'
-            for row in answers.itertuples():
-                colour = f"rgba(60, 120, 220, {row.probability:.2f})"
-                words = f"{safe_text.in_html(repr(row.answer))} {row.probability:.0%}"
-                cells += f'<td style="text-align: left; background: {colour}">{words}</td>'
-            rows.append(f"<tr>{cells}</tr>")
-        settings = self.meta["settings"]
-        at = "" if settings["position"] is None else f", position {settings['position']}"
-        name = self.meta["model"] or self.meta["config"]["family"]
-        caption = safe_text.in_html(f"{name}: logit lens, sample {sample}{at}")
-        body = f"<caption>{caption}</caption><tbody>{''.join(rows)}</tbody>"
-        return safe_text.notebook_view(self._words(), f"<table>{body}</table>")
+        own = table[table["sample"] == table["sample"].min()]
+        words = own["answer"].map(repr) + own["probability"].map(" {:.0%}".format)
+        shown = own.assign(answer=words).pivot(index="layer", columns="rank", values="answer")
+        return shown.reset_index().rename(columns=str)
 
 
 @in_full_precision
@@ -81,10 +67,7 @@ def logit_lens(
     """
     model = getattr(cache, "model", None)
     if model is None or not model.has_logits:
-        raise ValueError(
-            "the logit lens needs the cache of a classifier of images or a language model: "
-            "use model.run_with_cache(x)[1]."
-        )
+        raise ValueError("the logit lens needs the cache of a model with logits.")
     checks.count("count", count)
     n = len(cache.at("hook_resid_pre", 0))
     if not checks.is_int(sample) or not 0 <= sample < n:

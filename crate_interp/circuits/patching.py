@@ -166,9 +166,7 @@ def path_patch(
     if senders is not None:
         chosen = check_heads("senders", senders, layers, count)
     if not chosen or max(chosen)[0] >= last:
-        raise ValueError(
-            f"senders={senders!r}: the receivers read no head of layer {last} or later."
-        )
+        raise ValueError(f"senders={senders!r}: receivers read no head of layer {last} or later.")
     names, there, here = _head_outputs(model, source, base)
     read = {
         full_name(f"attn.hook_{role}", layer): [head for at, head in readers if at == layer]
@@ -270,10 +268,7 @@ def check_heads(name: str, pairs: object, layers: int, heads: int) -> list[Head]
         chosen, right = [], False
     inside = all(0 <= layer < layers and 0 <= head < heads for layer, head in chosen)
     if not chosen or not right or not inside:
-        raise ValueError(
-            f"{name}={pairs!r}: give (layer, head) pairs, layers 0 to {layers - 1}, "
-            f"heads 0 to {heads - 1}."
-        )
+        raise ValueError(f"{name}={pairs!r}: give (layer, head) pairs below ({layers}, {heads}).")
     return chosen
 
 

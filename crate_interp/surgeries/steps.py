@@ -171,9 +171,7 @@ def check_step(model: HookedModel, step: Step, layers: Sequence[int]) -> None:
     for layer in layers:
         reason = step.lacking(blocks[layer])
         if reason:
-            raise ValueError(
-                f"layer {layer} cannot take {step.name!r}: {reason}. Give other layers or steps."
-            )
+            raise ValueError(f"layer {layer} cannot take {step.name!r}: {reason}.")
 
 
 def _attention(

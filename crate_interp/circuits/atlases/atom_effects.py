@@ -66,10 +66,7 @@ class Loss:
 def check_logits(model: HookedModel, what: str) -> None:
     """Raises ValueError if a model has no answers, which `what` needs."""
     if model.cfg.kind not in ("vision", "text") or not model.has_logits:
-        raise ValueError(
-            f"this {type(model).__name__} of family {model.cfg.family!r} has no logits, which "
-            f"{what} needs: give a classifier of images or a language model."
-        )
+        raise ValueError(f"this {type(model).__name__} has no logits, which {what} needs.")
 
 
 def loss_on(model: HookedModel, samples: Samples) -> Loss:

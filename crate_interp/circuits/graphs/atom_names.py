@@ -17,7 +17,7 @@ from torch import Tensor
 from crate_interp.circuits.atlases.atom_logits import answer_names
 from crate_interp.circuits.atlases.excerpts import excerpts
 from crate_interp.circuits.graphs.concepts import (
-    Concepts,
+    Concept,
     of_patches,
     of_samples,
     of_tokens,
@@ -76,13 +76,11 @@ class AtomNames(Result):
     def finding(self) -> str:
         """Returns how many atoms have a name, by kind of candidate."""
         table: Any = self._table("names")
-        named = table[table["name"] != ""]
-        kinds = ", ".join(f"{n:,} {kind}" for kind, n in named["kind"].value_counts().items())
-        where = self.counted_samples()
+        kinds = table[table["name"] != ""]["kind"].value_counts()
+        words = ", ".join(f"{n:,} {kind}" for kind, n in kinds.items()) or "none"
         return (
-            f"{len(named):,} of {len(table):,} atoms of {self.meta['model'] or 'the model'} have a "
-            f"name ({kinds or 'none'}), over {where}; of atoms without one at most 5 % would get "
-            "one that holds with the position fixed, and 5 % a position."
+            f"{kinds.sum():,} of {len(table):,} atoms of {self.meta['model'] or 'the model'} have "
+            f"a name ({words}), over {self.counted_samples()}; by chance about 5 % would."
         )
 
     def name_of(self, layer: int, atom: int) -> str:
@@ -215,7 +213,7 @@ def _named(chunk: Chunk, seed: int, progress: bool) -> Tables:
         pictures = torch.cat(masks) if masks else None
         concepts = of_patches(chunk.model, len(tokens[0]), tokens[0].shape[1], pictures)
     own = None if samples.labels is None else [samples.labels[n - samples.start] for n in numbers]
-    classes = of_samples(own, samples.names, len(numbers))
+    classes = of_samples(own, samples.names)
     generator = torch.Generator().manual_seed(seed)
     groups = None
     if samples.groups is not None:
@@ -258,17 +256,18 @@ def _examples(layer: int, parts: list[Tensor]) -> pd.DataFrame:
 def _of_layer(
     layer: int,
     means: Float[Tensor, "sample atom"],
-    classes: Concepts,
+    classes: list[Concept],
     tokens: Float[Tensor, "compared pos atom"],
-    concepts: Concepts,
+    concepts: list[Concept],
     generator: torch.Generator,
     groups: Int[np.ndarray, "sample"] | None = None,
 ) -> pd.DataFrame:
     """Returns the rows of the table "names" of a layer; groups: those of the samples."""
     at_position = torch.from_numpy(rankdata(tokens.numpy(), axis=0)).float()
-    sources = [(at_position, concepts.part("position", False)), (means, classes)]
-    table: Any = _best(sources, _dealt, generator, groups)
-    places = _best([(tokens, concepts.part("position", True))], _shifted, generator, groups)
+    held = [(at_position, [one for one in concepts if one[1] != "position"]), (means, classes)]
+    table: Any = _best(held, _dealt, generator, groups)
+    free = [(tokens, [one for one in concepts if one[1] == "position"])]
+    places = _best(free, _shifted, generator, groups)
     table = table.where(table["auc"] > table["null"], places)
     table.loc[~(table["auc"] > table["null"]), ["name", "kind"]] = ""
     table.insert(0, "layer", layer)
@@ -277,7 +276,7 @@ def _of_layer(
 
 
 def _best(
-    sources: list[tuple[Float[Tensor, "sample *pos atom"], Concepts]],
+    sources: list[tuple[Float[Tensor, "_sample *_pos atom"], list[Concept]]],
     disturbed: Callable[[Tensor, torch.Generator], Tensor],
     generator: torch.Generator,
     groups: Int[np.ndarray, "sample"] | None,
@@ -288,15 +287,16 @@ def _best(
     one side, if there are several. auc: the mean over splits. null: the 95th percentile of the
     score in a split, over atoms and splits, if candidates are disturbed first.
     """
-    names = [name for _, concepts in sources for name in concepts.names]
-    kinds = [kind for _, concepts in sources for kind in concepts.kinds]
-    counts = [
-        (int(present.sum()), present.numel())
-        for _, concepts in sources for present in concepts.present
-    ]  # fmt: skip
-    if not names:
+    every = [concept for _, concepts in sources for concept in concepts]
+    if not every:
         blank = {"name": "", "kind": "", "auc": 0.5, "null": 0.5, "present": 0, "n": 0}
         return pd.DataFrame(blank, index=range(sources[0][0].shape[-1]))
+    there = [
+        torch.stack([on for *_, on in concepts])
+        if concepts
+        else torch.zeros(0, *values.shape[:-1], dtype=torch.bool)
+        for values, concepts in sources
+    ]
     scores, places, splits = [], [], []
     for values, _ in sources:
         whose = None if groups is None else groups[: len(values)]
@@ -306,9 +306,9 @@ def _best(
         sides = []
         for side in (split, [~half for half in split]):
             parts = []
-            for (values, concepts), rows in zip(sources, side, strict=True):
+            for (values, _), known, rows in zip(sources, there, side, strict=True):
                 ranks = torch.from_numpy(rankdata(values[rows].flatten(0, -2).numpy(), axis=0))
-                present = concepts.present[:, rows]
+                present = known[:, rows]
                 both = [present, disturbed(present, generator)]
                 parts.append(torch.stack([auc(ranks, one.flatten(1)) for one in both], dim=1))
             sides.append(torch.cat(parts))
@@ -316,13 +316,17 @@ def _best(
         scores.append(sides[1].gather(0, best)[0])
         places.append(best[0, 0])
     own, null = torch.stack(scores).unbind(dim=1)
-    columns: dict[str, Any] = {"auc": own.mean(dim=0).numpy(), "null": float(null.quantile(0.95))}
-    often = torch.stack(places).mode(dim=0).values.tolist()
-    for column, values in (("name", names), ("kind", kinds)):
-        columns[column] = [values[place] for place in often]
-    columns["present"], columns["n"] = zip(*(counts[place] for place in often), strict=True)
-    table: Any = pd.DataFrame(columns)
-    return table[["name", "kind", "auc", "null", "present", "n"]]
+    best = [every[place] for place in torch.stack(places).mode(dim=0).values.tolist()]
+    return pd.DataFrame(
+        {
+            "name": [name for name, _, _ in best],
+            "kind": [kind for _, kind, _ in best],
+            "auc": own.mean(dim=0).numpy(),
+            "null": float(null.quantile(0.95)),
+            "present": [int(on.sum()) for *_, on in best],
+            "n": [on.numel() for *_, on in best],
+        }
+    )
 
 
 def _dealt(

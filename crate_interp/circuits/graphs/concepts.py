@@ -3,7 +3,6 @@
 import string
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,22 +27,8 @@ _SETS = {
 }
 
 
-@dataclass(frozen=True)
-class Concepts:
-    """Candidates: the name and kind of each, and where it is present.
-
-    present: `[concept, sample, pos]` for tokens, or `[concept, sample]` for whole samples.
-    """
-
-    names: list[str]
-    kinds: list[str]
-    present: Bool[Tensor, "concept sample *pos"]
-
-    def part(self, kind: str, of_kind: bool) -> "Concepts":
-        """Returns the candidates of a kind, or all others."""
-        places = [place for place, one in enumerate(self.kinds) if (one == kind) == of_kind]
-        names, kinds = ([column[place] for place in places] for column in (self.names, self.kinds))
-        return Concepts(names, kinds, self.present[places])
+# a candidate: its name, its kind, and where it is: `[sample, pos]`, or `[sample]` for whole samples
+Concept = tuple[str, str, Bool[Tensor, "_sample *_pos"]]
 
 
 def special_tokens(model: HookedModel) -> int | None:
@@ -52,65 +37,52 @@ def special_tokens(model: HookedModel) -> int | None:
     return None if model.cfg.kind == "text" else 0 if net.cfg.class_layers else net.cfg.n_special
 
 
-def of_samples(labels: Sequence[Any] | None, names: Sequence[str] | None, count: int) -> Concepts:
+def of_samples(labels: Sequence[Any] | None, names: Sequence[str] | None) -> list[Concept]:
     """Returns the classes of whole samples, from the labels of the data."""
     if not labels or None in labels:
-        return Concepts([], [], torch.zeros(0, count, dtype=torch.bool))
-    kinds = sorted(set(labels), key=str)
-    called = [
-        str(names[kind]) if names is not None and isinstance(kind, int) else str(kind)
-        for kind in kinds
-    ]
-    present = torch.tensor([[label == kind for label in labels] for kind in kinds])
-    return Concepts([f"class {name}" for name in called], ["class"] * len(kinds), present)
+        return []
+    found: list[Concept] = []
+    for kind in sorted(set(labels), key=str):
+        name = names[kind] if names is not None and isinstance(kind, int) else kind
+        found.append((f"class {name}", "class", torch.tensor([one == kind for one in labels])))
+    return found
 
 
 def of_patches(
     model: HookedModel, count: int, pos: int, masks: UInt8[Tensor, "sample height width"] | None
-) -> Concepts:
+) -> list[Concept]:
     """Returns places in the image, CLS, and patches on an object, for images of one size."""
     net: Any = model
     special = special_tokens(model) or 0
     rows, columns = net.cfg.grid
-    names, kinds, present = [], [], []
-    if special:
-        names.append("CLS")
-        present.append((torch.arange(pos) < special).expand(count, -1))
     patch = torch.arange(pos) - special
+    found = [("CLS", patch < 0)] if special else []
     for i, row in enumerate(_ROWS):
         for j, column in enumerate(_COLUMNS):
             here = (patch // columns * 3 // rows == i) & (patch % columns * 3 // columns == j)
-            names.append(f"patches at the {row} {column}" if i != j or i != 1 else "the middle")
-            present.append((here & (patch >= 0)).expand(count, -1))
-    kinds = ["position"] * len(names)
+            name = "the middle" if i == j == 1 else f"patches at the {row} {column}"
+            found.append((name, here & (patch >= 0)))
+    concepts: list[Concept] = [(name, "position", on.expand(count, -1)) for name, on in found]
     if masks is not None:
         shown = ((masks > 0) & (masks < 255)).float()[:, None]
         cover = F.adaptive_avg_pool2d(shown, (rows, columns)).flatten(1) >= _OBJECT
-        names.append("patches on the object")
-        kinds.append("mask")
-        present.append(F.pad(cover, (special, 0)))
-    return Concepts(names, kinds, torch.stack(present))
+        concepts.append(("patches on the object", "mask", F.pad(cover, (special, 0))))
+    return concepts
 
 
-def of_tokens(tokens: Int[Tensor, "sample pos"], words: Sequence[str]) -> Concepts:
+def of_tokens(tokens: Int[Tensor, "sample pos"], words: Sequence[str]) -> list[Concept]:
     """Returns common tokens, the tokens after them, sets of tokens, and the first ones."""
     common = [token for token, _ in Counter(tokens.flatten().tolist()).most_common(_COMMON)]
     before = F.pad(tokens[:, :-1], (1, 0), value=-1)
-    names, kinds, present = [], [], []
-    for words_of, kind, found in (("{}", "token", tokens), ("after {}", "token", before)):
-        names += [words_of.format(repr(words[token])) for token in common]
-        kinds += [kind] * len(common)
-        present += [found == token for token in common]
+    found: list[Concept] = []
+    for after, at in (("", tokens), ("after ", before)):
+        found += [(f"{after}{words[token]!r}", "token", at == token) for token in common]
     # without a tokenizer words are numbers, whose digits say nothing
     sets = {} if all(word.isdigit() for word in words) else _SETS
     for name, test in sets.items():
         known = torch.tensor([bool(test(word)) for word in words])
-        for words_of, found in (("{}", tokens), ("after {}", before)):
-            names.append(words_of.format(name))
-            kinds.append("token set")
-            present.append(known[found.clamp_min(0)] & (found >= 0))
+        for after, at in (("", tokens), ("after ", before)):
+            found.append((f"{after}{name}", "token set", known[at.clamp_min(0)] & (at >= 0)))
     pos = torch.arange(tokens.shape[1]).expand_as(tokens)
-    names += ["the first token", "the first eight tokens"]
-    kinds += ["position"] * 2
-    present += [pos == 0, pos < 8]
-    return Concepts(names, kinds, torch.stack(present))
+    firsts = {"the first token": pos == 0, "the first eight tokens": pos < 8}
+    return found + [(name, "position", on) for name, on in firsts.items()]
