@@ -205,8 +205,7 @@ def _downloaded(source: Source, config: Path) -> Path:
         files = files_of(index, f"{repo}/{_SHARDS}", _SAFE)
     for name in files:
         source.fetch(repo, name, commit)
-    for name in _BESIDE:
-        source.fetch_beside(repo, name, commit)
+    source.fetch_beside(repo, commit, *_BESIDE)
     return config.parent
 
 
