@@ -269,7 +269,7 @@ def test_inference_mode_is_named_before_work_starts():
     assert torch.equal(
         within, attribution_patch(model, images, images + 1, torch.sum, progress=False)
     )
-    with pytest.raises(ValueError, match="the model was made in inference mode. Load the model"):
+    with pytest.raises(ValueError, match="the model was made in inference mode"):
         attribution_patch(made, images, images, torch.sum)
 
 

@@ -278,7 +278,7 @@ class Wrapped(torch.nn.Module):
     [
         (lambda: torch.nn.Linear(2, 2), "cannot make a bridge of Linear: give a hooked model"),
         (lambda: "crate", "cannot make a bridge of str: give a hooked model"),
-        (lambda: Wrapped(make()), "give that one, model._orig_mod"),
+        (lambda: Wrapped(make()), "give model._orig_mod"),
         (lambda: ci.to_bridge(make()), "it is a bridge already"),
         (make_clip, "of a CLIP give model.visual"),
         (make_mae, "it returns no logits"),

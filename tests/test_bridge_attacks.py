@@ -74,8 +74,8 @@ def test_no_attention_comes_from_the_hub(name, tmp_path):
     [
         (dict(rescale_factor=10**400), "does not scale pictures"),
         (dict(rescale_factor="x"), "does not scale pictures"),
-        (dict(resample=[1]), "resizes with filter"),
-        (dict(resample=True), "resizes with filter"),
+        (dict(resample=[1]), "resample=.* is none of"),
+        (dict(resample=True), "resample=.* is none of"),
     ],
 )
 def test_preprocessors_are_refused_in_a_line(values, match, tmp_path):

@@ -104,7 +104,7 @@ WRONG = {
 GREY = "--config channels=1 --config image_size=28"  # a square would be a guess
 PHOTOS = "sweep grey.pth --out out --config n_heads=4 --data imagefolder:photos --controls 0"
 WRONG |= {
-    PHOTOS: "Give --config channels=1, if images are grey and patches are 4 x 4",
+    PHOTOS: "Give --config channels=1",
     f"{PHOTOS} {GREY} --quiet": 'Give --config "mean=[...]" and --config "std=[...]"',
 }
 DONE[f"{PHOTOS} {GREY} --config mean=[0.5] --config std=[0.25]"] = ["The tables: out"]

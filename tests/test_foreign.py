@@ -204,7 +204,7 @@ def test_what_cannot_be_read_is_refused():
         ("is a hooked model already", lambda: ci.from_bridge(model)),
         ("cannot read Linear as a bridge", lambda: ci.from_bridge(torch.nn.Linear(2, 3))),
         ("is none of value, key, query", lambda: ci.from_bridge(bridge, subspaces="values")),
-        ("n_heads=3 contradicts .* say 2", lambda: ci.from_bridge(bridge, n_heads=3)),
+        ("n_heads=3 contradicts .* says 2", lambda: ci.from_bridge(bridge, n_heads=3)),
         ("has no attn.hook_result", lambda: model.set_use_attn_result(True)),
         ("does not save a bridged model", lambda: model.save_pretrained("anywhere")),
         ("TransformerLens has no bridge to", lambda: build(strange)),
@@ -287,4 +287,4 @@ def test_tokens_and_masks_that_do_not_fit_are_refused_in_a_line():
 def test_a_bridge_to_one_of_ours_is_not_a_black_box():
     from conftest import make
 
-    refuses("this bridge is to a HookedCrate, which", lambda: ci.from_bridge(ci.to_bridge(make())))
+    refuses("this bridge is to a HookedCrate, a", lambda: ci.from_bridge(ci.to_bridge(make())))

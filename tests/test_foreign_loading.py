@@ -148,7 +148,7 @@ def test_what_a_preprocessor_says(tmp_path):
         (dict(do_rescale=False), "does not scale pictures to"),
         (dict(rescale_factor=1 / 127.5), "does not scale pictures to"),
         (dict(size={"longest_edge": 3}), "has the size"),
-        (dict(resample=4), "resizes with filter 4"),
+        (dict(resample=4), "resample=4 is none of"),
     ):
         refuses(message, partial(read, **changed), ci.CheckpointError)
     assert preprocessing(tmp_path / "nowhere", object()) == {}

@@ -120,7 +120,7 @@ def test_masks_and_texts_that_cannot_be_read(lm):
     tokens, mask, _ = padded("left")
     for bad, match in (
         (torch.zeros(3, 5), "hides every token of row 0"),
-        (mask * 2, "numbers other than 0 and 1"),
+        (mask * 2, "give 1 for real tokens"),
     ):
         refuses(match, partial(lm, tokens, attention_mask=bad))
     refuses("padding_side='left' is for texts", lambda: lm(tokens, padding_side="left"))

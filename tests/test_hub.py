@@ -139,7 +139,7 @@ def test_what_is_missing(table, hub, tmp_path):
         ("the Hub has no repo 'no/body'", "no/body", dict(file="x.pth")),
         ("has no file 'x.pth'", REPO, dict(file="x.pth")),
         ("has no revision 'v9'", REPO, dict(file=FILE, revision="v9")),
-        ("has no config.json, so it was not made by push_to_hub", "some/one", {}),
+        ("has no config.json: name a weight file", "some/one", {}),
         ("is not the name of a repo", "a b/c", dict(file="x")),
         *(("is not a path inside a repo", REPO, dict(file=f)) for f in ("../x", "/etc/x", "..\\b")),
     ):

@@ -312,7 +312,7 @@ def test_names_the_papers_use(model):
 def test_bad_images(model, images):
     refuses(r"images are torch.uint8: make floats", lambda: model(images.to(torch.uint8)))
     with pytest.raises(
-        ValueError, match=r"shape \(2, 1, 6, 20\), but the model takes \[batch, 3, height, width\]"
+        ValueError, match=r"shape \(2, 1, 6, 20\): give \[batch, 3, height, width\]"
     ):
         model(images[:, :1])
     refuses(r"shape \(3, 6, 20\)", lambda: model(images[0]))

@@ -204,6 +204,6 @@ def test_what_hugging_face_gives_and_takes(lm):
     )
     refuses("the loss has no token to count", lambda: lm(tokens, "loss", labels=tokens * 0 - 100))
     refuses(
-        "labels need tokens",
+        "a loss needs tokens",
         lambda: lm(torch.zeros(3, 6, lm.cfg.d_model).double(), labels=tokens, start_at_layer=2),
     )

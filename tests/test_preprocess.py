@@ -173,9 +173,7 @@ BAD = {  # first words of the refusal -> what is given
     "the sequence is empty": [],
     "cannot read an image from float": [3.0],
     "cannot read the image .*missing.png": "missing.png",
-    r"an image becomes 7 x 20, but the model takes 6 x 20: write ci.load\(..., resize=6": picture(
-        7, 20
-    ),
+    r"an image becomes 7 x 20, but the model takes 6 x 20: write ci.load": picture(7, 20),
     r"shape \(3, 6, 20\): give \[batch, 3, height, width\]": np.zeros((3, 6, 20), np.uint8),
     r"shape \(5, 7\): give \[batch, 3, ": np.zeros((5, 7), np.uint8),
     "floats up to 255, .* give model.preprocess": np.full((2, 3, 6, 20), 255.0),

@@ -11,7 +11,7 @@ from conftest import make, make_lm, refuses
 from crate_interp.circuits import patching
 from crate_interp.models.cache import CrateCache
 
-SENTENCE = r"weights have changed since this cache was made.*another model. Call _, cache = model\."
+SENTENCE = r"weights have changed since this cache was made.*another model: call model\."
 WORDS = torch.randint(0, 47, (2, 13), generator=torch.Generator().manual_seed(5))
 SMALL = torch.randn(2, 3, 6, 20, generator=torch.Generator().manual_seed(3))
 

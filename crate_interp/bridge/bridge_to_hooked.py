@@ -35,9 +35,7 @@ def _config_of(bridge: nn.Module, subspaces: str, fields: dict[str, Any]) -> Cra
     theirs, sizes = getattr(network, "config", None), _sizes(bridge)
     for name, size in sizes.items():
         if fields.get(name, size) != size:
-            raise ValueError(
-                f"{name}={fields[name]!r} contradicts the bridge, whose weights say {size}."
-            )
+            raise ValueError(f"{name}={fields[name]!r} contradicts the bridge, which says {size}.")
     name = getattr(theirs, "_name_or_path", "") or ""
     is_folder = name.count("/") > 1 or name.startswith((".", "/", "~"))
     values = sizes | {
@@ -96,10 +94,9 @@ def _of_images(network: Any, theirs: Any, sizes: dict[str, Any]) -> dict[str, An
 
 def _of_text(bridge: Any, theirs: Any) -> dict[str, Any]:
     lengths = [getattr(theirs, name, None) for name in _CONTEXT]
-    lengths = [length for length in lengths if isinstance(length, int) and length > 0]
     return {
         "family": "gpt",
-        "n_ctx": lengths[0] if lengths else int(bridge.cfg.n_ctx),
+        "n_ctx": next((n for n in lengths if isinstance(n, int) and n > 0), int(bridge.cfg.n_ctx)),
         "d_vocab": int(theirs.vocab_size),
         "rotations": bridge.cfg.positional_embedding_type == "rotary",
     }
@@ -264,20 +261,15 @@ def from_bridge(bridge: nn.Module, *, subspaces: str = "value", **config: object
     name, and for a bridge whose adapter does not know a setting of the network's config.
     """
     if isinstance(bridge, HookedModel):
-        raise ValueError(
-            f"this {type(bridge).__name__} is a hooked model already: use it as it is."
-        )
+        raise ValueError(f"this {type(bridge).__name__} is a hooked model already.")
     if not hasattr(bridge, "blocks") or not hasattr(bridge, "original_model"):
         raise ValueError(
-            f"cannot read {type(bridge).__name__} as a bridge: give a TransformerBridge, such as "
-            "TransformerBridge.boot_transformers(...) returns; ci.bridge.load takes folders and "
-            "repos of transformers."
+            f"cannot read {type(bridge).__name__} as a bridge: give a TransformerBridge; "
+            "ci.bridge.load takes folders and repos of transformers."
         )
     if isinstance(bridge.original_model, HookedModel):
-        raise ValueError(
-            f"this bridge is to a {type(bridge.original_model).__name__}, which is a hooked model "
-            "already: use the model that ci.to_bridge was given, or bridge.original_model."
-        )
+        kind = type(bridge.original_model).__name__
+        raise ValueError(f"this bridge is to a {kind}, a hooked model: use bridge.original_model.")
     checks.one_of("subspaces", subspaces, SUBSPACES)
     try:
         cfg = _config_of(bridge, subspaces, config)

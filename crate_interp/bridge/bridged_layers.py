@@ -62,8 +62,10 @@ class PlusBias:
 
 ROLES = {"query": "q", "key": "k", "value": "v"}
 # our name -> place in the bridge's layer
-_IN_BLOCK = ("hook_resid_pre", "hook_attn_out", "hook_resid_mid", "hook_mlp_out", "hook_resid_post")
-_OF_BLOCK = {name: name for name in _IN_BLOCK}
+_OF_BLOCK = {
+    f"hook_{name}": f"hook_{name}"
+    for name in ("resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post")
+}
 _OF_ATTENTION = {
     "hook_q": "q.hook_out", "hook_k": "k.hook_out", "hook_v": "v.hook_out",
     "hook_pattern": "hook_pattern", "hook_z": "o.hook_in",

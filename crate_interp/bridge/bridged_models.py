@@ -23,11 +23,7 @@ from crate_interp.models.text.text_and_tokens import check_ids, is_text, rows_of
 
 
 class _Stopped(Exception):
-    """Carries the stream before the part at which a forward stops."""
-
-    def __init__(self, stream: Tensor) -> None:
-        super().__init__()
-        self.stream = stream
+    """Carries the stream before the part at which a forward stops, as its argument."""
 
 
 def _input_of(end: nn.Module, run: Callable[[], object]) -> Tensor:
@@ -40,7 +36,7 @@ def _input_of(end: nn.Module, run: Callable[[], object]) -> Tensor:
     try:
         run()
     except _Stopped as stopped:
-        return stopped.stream
+        return stopped.args[0]
     finally:
         handle.remove()
     raise ValueError("the network never ran the part before which it was to stop.")
@@ -87,10 +83,7 @@ class BridgedModel(HookedModel):
         """
         kind, config = type(self.network), getattr(self.network, "config", None)
         if config is None or not hasattr(kind, "_from_config"):
-            raise ValueError(
-                f"{kind.__name__} has no transformers config, from which new weights could be "
-                "drawn: give untrained=0."
-            )
+            raise ValueError(f"{kind.__name__} has no config to draw weights by: untrained=0.")
         values, dtype = type(config).from_dict(config.to_dict()), torch.get_default_dtype()
         network = kind._from_config(values, attn_implementation="eager", dtype=dtype)
         bridge = build(network, type(self.bridge.adapter))
@@ -98,11 +91,8 @@ class BridgedModel(HookedModel):
 
     def _stopping(self, layer: int, run: Callable[[], object]) -> Tensor:
         """Returns the stream before a layer; `run` runs the network."""
-        count = len(self.blocks)
-        if not isinstance(layer, int) or not -count <= layer <= count:
-            raise ValueError(f"stop_at_layer={layer!r}: the model has layers 0 to {count - 1}.")
         ends = [*self.bridge.blocks, self.bridge.ln_final]
-        return _input_of(ends[layer if layer >= 0 else count + layer], run)
+        return _input_of(ends[checks.layer("stop_at_layer", layer, len(self.blocks))], run)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "BridgedModel":
         super()._apply(fn, recurse)
@@ -111,16 +101,11 @@ class BridgedModel(HookedModel):
 
     def set_use_attn_result(self, on: bool) -> None:
         """Raises ValueError: a black box has no `attn.hook_result`."""
-        raise ValueError(
-            "a bridged model has no attn.hook_result: cache attn.hook_z, and multiply it by "
-            "model.blocks[l].attn.W_O; or use model.bridge."
-        )
+        raise ValueError("a bridged model has no attn.hook_result: multiply attn.hook_z by W_O.")
 
     def set_use_split_qkv_input(self, on: bool) -> None:
         """Raises ValueError: a black box has no `attn.hook_q_input`."""
-        raise ValueError(
-            "a bridged model has no attn.hook_q_input: edit attn.hook_q, or use model.bridge."
-        )
+        raise ValueError("a bridged model has no attn.hook_q_input: edit attn.hook_q.")
 
     # this method raises, and so returns nothing
     def save_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -128,8 +113,7 @@ class BridgedModel(HookedModel):
     ) -> Path:
         """Raises ValueError: transformers saves black boxes."""
         raise ValueError(
-            "crate_interp does not save a bridged model: save the network before it is bridged, "
-            "network.save_pretrained(folder), and load it with ci.bridge.load(folder)."
+            "crate_interp does not save a bridged model: save the network before it is bridged."
         )
 
 
@@ -170,9 +154,7 @@ class BridgedVision(ImageMixin, BridgedModel):
         """The map from the CLS token after the last norm to the classes."""
         head = self._head()
         if not self.has_logits or head.weight.shape[1] != self.cfg.d_model:
-            raise AttributeError(
-                f"{self.cfg.architecture} has no map from the CLS token alone to classes."
-            )
+            raise AttributeError(f"{self.cfg.architecture} has no map from CLS to classes.")
         return head
 
     def _head(self) -> Any:
@@ -211,10 +193,7 @@ class BridgedLM(BridgedModel):
         past = options.get("past_key_values")
         if getattr(past, "get_seq_length", lambda: 1)() == 0:
             # the attention of TransformerLens 4.3 puts nothing into a past of transformers 5.24
-            raise ValueError(
-                "the past holds no tokens, so these logits would be those of a new text. "
-                "Give the whole text, or install transformers<5.24."
-            )
+            raise ValueError("the past holds no tokens: give the text, or take transformers<5.24.")
         given, mask = self._read(tokens, prepend_bos, padding_side, attention_mask, past)
         if mask is not None:
             options["attention_mask"] = mask
@@ -230,13 +209,9 @@ class BridgedLM(BridgedModel):
     def real_tokens(self, *args: object, **kwargs: object) -> Bool[Tensor, "batch pos"] | None:
         """Returns which tokens of a forward with these arguments are real, or None if all are."""
         asked: Any = signature(self.forward).bind(*args, **kwargs).arguments
-        given, mask = self._read(
-            asked["tokens"],
-            asked.get("prepend_bos"),
-            asked.get("padding_side"),
-            asked.get("attention_mask"),
-            asked.get("options", {}).get("past_key_values"),
-        )
+        begin, side, mask = map(asked.get, ("prepend_bos", "padding_side", "attention_mask"))
+        past = asked.get("options", {}).get("past_key_values")
+        given, mask = self._read(asked["tokens"], begin, side, mask, past)
         return None if mask is None else mask.bool()[:, -given.shape[1] :]
 
     def _read(
@@ -248,9 +223,7 @@ class BridgedLM(BridgedModel):
             tokens, real = (given[None] if given.ndim == 1 else given), None
             self._check_tokens(tokens)
             if side is not None:
-                raise ValueError(
-                    f"padding_side={side!r} is for texts: with token ids, give attention_mask."
-                )
+                raise ValueError(f"padding_side={side!r} is for texts: give attention_mask.")
         else:
             tokens, real = self._rows(given, prepend_bos, side)
         mask = real if mask is None else mask
@@ -269,9 +242,7 @@ class BridgedLM(BridgedModel):
         """
         self._check_tokenizer()
         if not is_text(text) or len(text) == 0:
-            raise ValueError(
-                f"cannot read {checks.shown(text)} as text: give token ids, a text, or texts."
-            )
+            raise ValueError(f"cannot read {checks.shown(text)}: give token ids, a text, or texts.")
         texts = [text] if isinstance(text, str) else list(text)
         rows = [self.bridge.to_tokens(one, prepend_bos)[0].tolist() for one in texts]
         if len({len(row) for row in rows}) == 1:
@@ -300,10 +271,7 @@ class BridgedLM(BridgedModel):
         head = self.network.get_output_embeddings()
         return getattr(head, "original_component", head)
 
-    @property
-    def lens_positions(self) -> None:
-        """None: `cache.logit_lens()` reads every token."""
-        return None
+    lens_positions = None  # `cache.logit_lens()` reads every token
 
     def to_tokens(
         self,
@@ -357,6 +325,4 @@ class BridgedLM(BridgedModel):
 
     def _check_tokenizer(self) -> None:
         if self.tokenizer is None:
-            raise ValueError(
-                "the bridge has no tokenizer: give token ids, or boot it with a tokenizer."
-            )
+            raise ValueError("the bridge has no tokenizer: give token ids, or boot it with one.")

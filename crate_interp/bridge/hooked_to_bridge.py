@@ -86,8 +86,7 @@ def bare_copy(model: HookedModel) -> HookedModel:
     """Returns a copy of a model without its hooks, some of which cannot be copied."""
     memo: dict[int, Any] = {}
     for module in model.modules():
-        names = _HOOKS + (_LENS_HOOKS if isinstance(module, HookPoint) else ())
-        for name in names:
+        for name in _HOOKS + (_LENS_HOOKS if isinstance(module, HookPoint) else ()):
             kept = module.__dict__[name]
             memo[id(kept)] = OrderedDict() if isinstance(kept, dict) else []
     tokenizer = getattr(model, "tokenizer", None)
@@ -114,13 +113,11 @@ def _tokenizer(model: Any) -> Any:
 def _checked(model: object) -> HookedModel:
     if isinstance(model, (HookedCrate, HookedCrateLM)) and model.has_logits:
         return model
-    advice = "give a hooked model, such as ci.load(...) returns"
+    advice = f"give {hooked_part(model) or 'a hooked model, such as ci.load(...) returns'}"
     if isinstance(model, HookedModel):
         advice = "it returns no logits: use the model itself, or of a CLIP give model.visual"
     elif isinstance(model, TransformerBridge):
         advice = "it is a bridge already, and ci.from_bridge(bridge) makes a hooked model of it"
-    elif isinstance(model, nn.Module) and hooked_part(model):
-        advice = f"it wraps a hooked model: give that one, {hooked_part(model)}"
     raise ValueError(f"cannot make a bridge of {type(model).__name__}: {advice}.")
 
 
@@ -181,7 +178,7 @@ class Dinov2Adapter(ViTArchitectureAdapter):
         }
 
     def _norm(self, name: str) -> parts.NormalizationBridge:
-        own = {"config": self.cfg, "use_native_layernorm_autograd": True}
+        own: Any = {"config": self.cfg, "use_native_layernorm_autograd": True}
         return parts.NormalizationBridge(name=name, **own)
 
 

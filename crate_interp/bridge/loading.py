@@ -2,7 +2,6 @@
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from safetensors import safe_open
 from crate_interp.checkpoints import hub
 from crate_interp.checkpoints.load import load as load_crate
 from crate_interp.checkpoints.model_folders import files_of
-from crate_interp.checkpoints.read_weights import read_json
+from crate_interp.checkpoints.read_weights import read_config, read_json
 from crate_interp.checkpoints.sources import Source, names_a_repo
 from crate_interp.config.families import SUBSPACES
 from crate_interp.core import checks
@@ -35,25 +34,20 @@ def preprocessing(folder: Path, config: object) -> dict[str, Any]:
     Raises CheckpointError if pictures are to be scaled by anything but 1 / 255, for an unknown
     filter, and for a size in an unknown form.
     """
-    found = read_json(folder / _FILE)
-    if found is None:
+    found = read_config(folder / _FILE)
+    if not found:
         return {}
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{folder / _FILE} does not hold a JSON object.")
     factor = found.get("rescale_factor", 1 / 255)
     scaled = checks.is_number(factor) and abs(factor * 255 - 1) <= 1e-6
     if found.get("do_rescale") is False or not scaled:
         raise CheckpointError(
-            f"{folder / _FILE} does not scale pictures to [0, 1]: give float images, and load the "
-            "model from a folder without that file."
+            f"{folder / _FILE} does not scale pictures to [0, 1]: give floats, and remove the file."
         )
     fields: dict[str, Any] = {}
     if found.get("do_resize", True) and "size" in found:
         number = found.get("resample", 2)
         if type(number) is not int or number not in _FILTERS:
-            raise CheckpointError(
-                f"{folder / _FILE} resizes with filter {number!r}: known filters are {_FILTERS}."
-            )
+            raise CheckpointError(f"{folder / _FILE}: resample={number!r} is none of {_FILTERS}.")
         fields["resize"], fields["interpolation"] = _side(found["size"], folder), _FILTERS[number]
     if found.get("do_center_crop") and "crop_size" in found:
         fields["crop"] = _side(found["crop_size"], folder)
@@ -85,48 +79,6 @@ def _side(size: Any, folder: Path) -> int | tuple[int, int]:
     )
 
 
-WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"
-
-
-def shards_of(index: object, where: str) -> list[str]:
-    """Returns the files that an index of weights names.
-
-    Raises CheckpointError unless they are safetensors files in the folder of the index, because
-    transformers would follow any path, and would give any other file to torch.load.
-    """
-    return files_of(index, where, ".safetensors")
-
-
-def keys_of(folder: Path) -> list[str]:
-    """Returns the names of the tensors in a folder; raises CheckpointError as `shards_of` does."""
-    names = [WEIGHTS]
-    if not (folder / WEIGHTS).exists():
-        names = shards_of(read_json(folder / SHARDS), str(folder / SHARDS))
-    keys: list[str] = []
-    for name in names:
-        with safe_open(folder / name, framework="pt", device="cpu") as file:
-            keys += file.keys()
-    return keys
-
-
-def class_named(config: Mapping[str, Any], known: Sequence[str], where: str) -> str:
-    """Returns the class that a config names in `architectures`, or the last known if it names none.
-
-    Raises CheckpointError for any class but the known ones: another class may have other heads.
-    """
-    named = config.get("architectures")
-    if named in (None, []):
-        return known[-1]
-    names = named if isinstance(named, list) else [named]
-    if len(names) != 1 or names[0] not in known:
-        raise CheckpointError(
-            f"{where} says architectures={str(named)[:80]}, which is not known for model_type "
-            f"{config['model_type']!r}: known are {', '.join(known)}. Load it with transformers, "
-            "and save it as one of these classes."
-        )
-    return names[0]
-
-
 # model_type in config.json -> transformers classes that config.json may name. If it names none, the
 # last class of the list is loaded; for images, this class has no head.
 BLACK_BOXES: dict[str, tuple[str, ...]] = {
@@ -151,7 +103,8 @@ _UNREAD = (
     "embeddings.mask_token",  # stands for hidden patches, which only pretraining has
     "attn.masked_bias",  # a constant of old GPT-2 files, which the code now holds
 )
-_WEIGHTS, _SHARDS, _CONFIG = WEIGHTS, SHARDS, "config.json"
+_WEIGHTS, _SHARDS = "model.safetensors", "model.safetensors.index.json"
+_CONFIG, _SAFE = "config.json", ".safetensors"
 _TOKENIZER, _MOST_WORDS = "tokenizer.json", 1000
 _BESIDE = (
     "preprocessor_config.json", _TOKENIZER, "tokenizer_config.json", "special_tokens_map.json",
@@ -199,10 +152,8 @@ def load(
         network = _network(folder, dtype or torch.float32)
         fields = {"model_name": name if name.count("/") == 1 else folder.name}
         fields |= preprocessing(folder, network.config) | config
-        model = from_bridge(
-            build(network, tokenizer=_tokenizer(folder)), subspaces=subspaces, **fields
-        )
-        return model.to(torch.device(device))
+        bridge = build(network, tokenizer=_tokenizer(folder))
+        return from_bridge(bridge, subspaces=subspaces, **fields).to(torch.device(device))
     except CheckpointError:
         raise
     except Exception as error:  # transformers' errors about a config have no common class
@@ -213,13 +164,13 @@ def load(
 def _folder(source: Source) -> Path | None:
     """Returns the folder of a black box, downloaded if need be; None for any other source."""
     given, name = source.given, source.name
-    if not isinstance(given, (str, Path)) or source.family not in (None, "vit", "gpt"):
+    if not isinstance(given, (str, Path)) or source.file is not None:
         return None
-    if source.file is not None:
+    if source.family not in (None, "vit", "gpt"):
         return None
     path = Path(given).expanduser()
     if os.path.isdir(path):
-        if _type_of(path) is None:
+        if not _is_black_box(path):
             return None
         source.refuse_options(f"the folder {path}", "revision")
         return path
@@ -229,16 +180,14 @@ def _folder(source: Source) -> Path | None:
         config = source.fetch(name, _CONFIG, source.revision)
     except hub.MissingFile:
         return None  # ci.load's error says what to do
-    return _downloaded(source, config) if _type_of(config.parent) else None
+    return _downloaded(source, config) if _is_black_box(config.parent) else None
 
 
-def _type_of(folder: Path) -> str | None:
-    """Returns the model_type of a black box in a folder, or None."""
+def _is_black_box(folder: Path) -> bool:
+    """Tells whether a folder's config.json has the model_type of a black box."""
     content = read_json(folder / _CONFIG)
-    if not isinstance(content, dict) or content.get("library") == "crate_interp":
-        return None
-    kind = content.get("model_type")
-    return kind if isinstance(kind, str) and kind in BLACK_BOXES else None
+    known = isinstance(content, dict) and content.get("library") != "crate_interp"
+    return known and str(content.get("model_type")) in BLACK_BOXES
 
 
 def _downloaded(source: Source, config: Path) -> Path:
@@ -252,11 +201,11 @@ def _downloaded(source: Source, config: Path) -> Path:
             index = read_json(source.fetch(repo, _SHARDS, commit))
         except hub.MissingFile:
             raise CheckpointError(_no_safetensors(repo)) from None
-        files = shards_of(index, f"{repo}/{_SHARDS}")
+        # transformers would follow any path, and give any other file to torch.load
+        files = files_of(index, f"{repo}/{_SHARDS}", _SAFE)
     for name in files:
         source.fetch(repo, name, commit)
-    for name in _BESIDE:
-        source.fetch_beside(repo, name, commit)
+    source.fetch_beside(repo, commit, *_BESIDE)
     return config.parent
 
 
@@ -271,10 +220,23 @@ def _network(folder: Path, dtype: torch.dtype) -> Any:
     """Returns the transformers network, with every parameter from the file, and all of the file."""
     import transformers
 
-    config, where = read_json(folder / _CONFIG), str(folder / _CONFIG)
-    keys = keys_of(folder)
+    config, where, keys = read_json(folder / _CONFIG), str(folder / _CONFIG), []
+    files = [_WEIGHTS]
+    if not (folder / _WEIGHTS).exists():
+        files = files_of(read_json(folder / _SHARDS), str(folder / _SHARDS), _SAFE)
+    for file in files:
+        with safe_open(folder / file, framework="pt", device="cpu") as tensors:
+            keys += tensors.keys()
     known = BLACK_BOXES[config["model_type"]]
-    name = class_named(config, known, where)
+    named = config.get("architectures") or known[-1:]  # another class may have other heads
+    named = list(named) if isinstance(named, (list, tuple)) else [named]
+    if len(named) != 1 or named[0] not in known:
+        raise CheckpointError(
+            f"{where} says architectures={str(named)[:80]}, which is not known for model_type "
+            f"{config['model_type']!r}: known are {', '.join(known)}. Load it with transformers, "
+            "and save it as one of these classes."
+        )
+    name = named[0]
     pooler = {"add_pooling_layer": any("pooler." in key for key in keys)}
     kind = getattr(transformers, name)
     if config.get("quantization_config") is not None:
@@ -282,15 +244,10 @@ def _network(folder: Path, dtype: torch.dtype) -> Any:
     read: Any = kind.config_class.from_pretrained(folder, local_files_only=True)
     read._attn_implementation = "eager"  # a config may name code on the Hub instead
     network, info = kind.from_pretrained(
-        folder,
-        config=read,
-        attn_implementation="eager",
-        use_safetensors=True,
-        local_files_only=True,
-        dtype=dtype,
-        output_loading_info=True,
+        folder, config=read, attn_implementation="eager", use_safetensors=True,
+        local_files_only=True, dtype=dtype, output_loading_info=True,
         **(pooler if name in _POOLED else {}),
-    )
+    )  # fmt: skip
     unread = [str(key) for key in info["unexpected_keys"] if not str(key).endswith(_UNREAD)]
     if unread:
         raise CheckpointError(

@@ -66,17 +66,13 @@ class CrateHubConfig(transformers.PreTrainedConfig):
 class CrateVisionConfig(CrateHubConfig):
     """The config of a CrateForImageClassification."""
 
-    model_type = "crate_vision"
-
-    __init__ = CrateHubConfig.__init__
+    model_type, __init__ = "crate_vision", CrateHubConfig.__init__
 
 
 class CrateTextConfig(CrateHubConfig):
     """The config of a CrateForCausalLM."""
 
-    model_type = "crate_text"
-
-    __init__ = CrateHubConfig.__init__
+    model_type, __init__ = "crate_text", CrateHubConfig.__init__
     vocab_size = property(lambda self: self.crate().d_vocab)
     max_position_embeddings = property(lambda self: self.crate().n_ctx)
 
@@ -84,17 +80,13 @@ class CrateTextConfig(CrateHubConfig):
 class CrateMAEConfig(CrateHubConfig):
     """The config of a CrateMAEModel."""
 
-    model_type = "crate_mae"
-
-    __init__ = CrateHubConfig.__init__
+    model_type, __init__ = "crate_mae", CrateHubConfig.__init__
 
 
 class CrateCLIPConfig(CrateHubConfig):
     """The config of a CrateCLIPModel."""
 
-    model_type = "crate_clip"
-
-    __init__ = CrateHubConfig.__init__
+    model_type, __init__ = "crate_clip", CrateHubConfig.__init__
 
 
 class CrateHubModel(transformers.PreTrainedModel):
@@ -165,9 +157,7 @@ class CrateForImageClassification(CrateHubModel):
         activations. Raises ValueError if the model has no head; `.model(images)` gives features.
         """
         if not self.model.has_logits:
-            raise ValueError(
-                "the model has no classifier head: model.model(images) gives features."
-            )
+            raise ValueError("the model has no head: model.model(images) gives features.")
         logits = self.model(pixel_values)
         loss = None if labels is None else F.cross_entropy(logits, labels)
         return ImageClassifierOutput(loss=loss, logits=logits)

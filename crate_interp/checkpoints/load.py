@@ -97,14 +97,10 @@ def _checked_arguments(
 ) -> torch.device:
     """Returns the device; raises CheckpointError for an argument that cannot be used."""
     if not isinstance(source, (str, Path, Mapping, torch.nn.Module)) or source == "":
-        raise CheckpointError(
-            f"cannot load {source!r}: "
-            "give a file, a folder, a name of ci.list_models(), or a state dict."
-        )
+        wanted = "give a file, a folder, a name of ci.list_models(), or a state dict."
+        raise CheckpointError(f"cannot load {source!r}: {wanted}")
     if dtype not in DTYPES:
-        raise CheckpointError(
-            f"dtype={dtype!r}: give a floating torch dtype, such as torch.float32."
-        )
+        raise CheckpointError(f"dtype={dtype!r}: give a floating torch dtype, as torch.float32.")
     if head is not True and (head is not False or fields.get("n_classes", 0) != 0):
         raise CheckpointError(
             f"head={head!r} with n_classes={fields.get('n_classes')!r}: give head=False, without "
@@ -133,9 +129,8 @@ def _load(source: Source, config: GivenConfig | None, dtype: torch.dtype) -> Any
     try:
         model = build(contents, dtype)
     except CheckpointError as error:
-        raise CheckpointError(
-            f"{error} Before that, {left_out}." if left_out else f"{error}"
-        ) from None
+        before = f" Before that, {left_out}." if left_out else ""
+        raise CheckpointError(f"{error}{before}") from None
     if left_out:
         warnings.warn(f"{contents.where}: {left_out}.", LeftOutWarning, stacklevel=3)
     model = attach(model, contents.folder, source.hub)

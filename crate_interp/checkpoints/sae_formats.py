@@ -49,7 +49,8 @@ def config_of(contents: Contents) -> SAEConfig:
     config that contradicts the tensors, and if nothing says which hook point is read.
     """
     tensors, where, given = contents.tensors, contents.where, contents.given
-    _check_given(given, ("hook_name",))
+    if unknown := set(given) - {"hook_name"}:
+        raise CheckpointError(f"a sparse autoencoder has no {', '.join(sorted(unknown))}.")
     fields: dict[str, Any]
     if isinstance(contents.cfg, SAEConfig):
         fields = contents.cfg.to_dict()
@@ -59,8 +60,8 @@ def config_of(contents: Contents) -> SAEConfig:
     fields |= given
     if not isinstance(fields["hook_name"], str):
         raise CheckpointError(
-            f"{where}: nothing says which hook point the autoencoder reads (no _cfg.json lies "
-            "next to the file). Give the point: ci.load(..., hook_name='blocks.0.mlp.hook_post')."
+            f"{where}: nothing says which hook point the autoencoder reads. Give the point: "
+            "ci.load(..., hook_name='blocks.0.mlp.hook_post')."
         )
     cfg = SAEConfig(**fields | _sizes(tensors, fields, where))
     shapes = {"W_enc": (cfg.d_in, cfg.d_sae), "W_dec": (cfg.d_sae, cfg.d_in)} | bias_shapes(cfg)
@@ -71,19 +72,9 @@ def config_of(contents: Contents) -> SAEConfig:
         )
     for name, shape in shapes.items():
         if tuple(tensors[name].shape) != shape:
-            raise CheckpointError(
-                f"{where}: {name} is {list(tensors[name].shape)}; expected {list(shape)}."
-            )
+            found = list(tensors[name].shape)
+            raise CheckpointError(f"{where}: {name} is {found}; expected {list(shape)}.")
     return cfg
-
-
-def _check_given(given: Mapping[str, Any], names: tuple[str, ...]) -> None:
-    """Raises CheckpointError for a field that cannot be given."""
-    if unknown := set(given) - set(names):
-        raise CheckpointError(
-            f"a sparse autoencoder has no {', '.join(sorted(unknown))}: only "
-            f"{' and '.join(names)} can be given."
-        )
 
 
 def _sizes(tensors: Mapping[str, Tensor], config: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -94,10 +85,8 @@ def _sizes(tensors: Mapping[str, Tensor], config: Mapping[str, Any], where: str)
     sizes = {"d_in": shape[0], "d_sae": shape[1]}
     for name, value in sizes.items():
         if config.get(name) not in (None, value):
-            raise CheckpointError(
-                f"{where}: its config says {name}={checks.shown(config[name])}, "
-                f"but the tensors make it {value}."
-            )
+            said = f"{where}: its config says {name}={checks.shown(config[name])}"
+            raise CheckpointError(f"{said}, but the tensors make it {value}.")
     return sizes
 
 
@@ -112,7 +101,8 @@ def read_saelens(folder: Path, given: Mapping[str, Any]) -> Contents:
     given: hook_name, scaling_factor. Raises CheckpointError for an unknown architecture or option,
     for tensors that do not fit, and if nothing says which hook point is read.
     """
-    _check_given(given, GIVEN_FIELDS)
+    if unknown := set(given) - set(GIVEN_FIELDS):
+        raise CheckpointError(f"a sparse autoencoder has no {', '.join(sorted(unknown))}.")
     config = folder / SAELENS_CONFIG
     content = read_weights.read_json(config)
     metadata = content.get("metadata") or {} if isinstance(content, dict) else None

@@ -79,10 +79,11 @@ class Source:
         """Returns the path of a file of a repo, downloaded unless the cache has it."""
         return hub.fetch(repo, file, revision=revision, **self.hub)
 
-    def fetch_beside(self, repo: str, file: str, revision: str | None) -> None:
-        """Downloads a file that may lie next to the weights, if the file is there."""
-        with suppress(hub.MissingFile, hub.NotCached):
-            self.fetch(repo, file, revision)
+    def fetch_beside(self, repo: str, revision: str | None, *files: str) -> None:
+        """Downloads those of these files that lie next to the weights."""
+        for file in files:
+            with suppress(hub.MissingFile, hub.NotCached):
+                self.fetch(repo, file, revision)
 
 
 def names_a_repo(name: str) -> bool:
@@ -229,24 +230,19 @@ def _repo(source: Source, repo: str) -> Contents:
         return _row(source, rows[0])
     if file is None and rows:
         files = ", ".join(row["file"] for row in rows)
-        raise CheckpointError(
-            f"{repo} has several files: give one of them, ci.load({repo!r}, file='...'). "
-            f"Known: {files}."
-        )
+        raise CheckpointError(f"{repo} has several files: give one of them, file='...': {files}.")
     if file is not None:
         path = source.fetch(repo, file, revision)
         beside = CONFIG if file.endswith(".safetensors") else f"{Path(file).stem}_cfg.json"
-        source.fetch_beside(repo, str(Path(file).with_name(beside)), revision)
+        source.fetch_beside(repo, revision, str(Path(file).with_name(beside)))
         return _file(source, path)
     try:
         config = source.fetch(repo, CONFIG, revision)
     except hub.MissingFile:
         raise CheckpointError(
-            f"{repo} has no {CONFIG}, so it was not made by push_to_hub: "
-            f"name a weight file of the repo, ci.load({repo!r}, file='...')."
+            f"{repo} has no {CONFIG}: name a weight file of it, ci.load({repo!r}, file='...')."
         ) from None
     weights = source.fetch(repo, WEIGHTS, revision)
     foreign = bool(read_weights.read_config(config))  # read_config returns {} if the config is ours
-    for name in TOKENIZER_FILES if foreign else (TOKENIZER,):
-        source.fetch_beside(repo, name, revision)
+    source.fetch_beside(repo, revision, *(TOKENIZER_FILES if foreign else (TOKENIZER,)))
     return _file(source, weights) if foreign else _saved_folder(source, config.parent, weights)

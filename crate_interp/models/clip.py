@@ -118,20 +118,10 @@ class HookedTextTower(TextMixin, hooked.HookedModel):
         for text in texts:
             yield self.to_tokens([text], move_to_device=False)[0].tolist()
 
-    @property
-    def lens_positions(self) -> int:
-        """The position that `cache.logit_lens()` reads: the last one."""
-        return -1
+    lens_positions = -1  # the position that `cache.logit_lens()` reads: the last one
 
-    @property
-    def W_E(self) -> Float[Tensor, "d_vocab d_model"]:
-        """The embedding of each token."""
-        return self.embed.weight
-
-    @property
-    def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
-        """The position embeddings."""
-        return self.pos_embed
+    W_E = property(lambda self: self.embed.weight)  # [d_vocab, d_model]
+    W_pos = property(lambda self: self.pos_embed)  # [n_ctx, d_model]
 
 
 class HookedCrateCLIP(hooked.HookedModel):

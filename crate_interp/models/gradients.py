@@ -11,14 +11,10 @@ def check_gradients(caller: str, model: nn.Module) -> None:
     """
     if torch.is_inference_mode_enabled():
         raise ValueError(
-            f"{caller} needs gradients, but inference mode is on. Leave torch.inference_mode() "
-            "first, or write `with torch.inference_mode(False):` around the call."
+            f"{caller} needs gradients, but inference mode is on: leave torch.inference_mode()."
         )
     if any(weight.is_inference() for weight in model.parameters()):
-        raise ValueError(
-            f"{caller} needs gradients, but the model was made in inference mode. Load the model "
-            "outside torch.inference_mode()."
-        )
+        raise ValueError(f"{caller} needs gradients, but the model was made in inference mode.")
 
 
 def check_backward(model: nn.Module, stop_at_layer: int | None) -> None:
@@ -30,7 +26,4 @@ def check_backward(model: nn.Module, stop_at_layer: int | None) -> None:
         )
     check_gradients("incl_bwd=True", model)
     if not torch.is_grad_enabled():
-        raise ValueError(
-            "incl_bwd=True needs gradients, but gradient tracking is off: run outside "
-            "torch.no_grad()."
-        )
+        raise ValueError("incl_bwd=True needs gradients: run outside torch.no_grad().")

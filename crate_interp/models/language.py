@@ -272,10 +272,7 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
         if check:
             hooked.check_finite(z)
 
-    @property
-    def lens_positions(self) -> None:
-        """None: `cache.logit_lens()` reads every token."""
-        return None
+    lens_positions = None  # `cache.logit_lens()` reads every token
 
     @property
     def adapter(self) -> SimpleNamespace:
@@ -287,25 +284,15 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
         """The keyword arguments with which a forward runs every layer and then stops."""
         return {"stop_at_layer": self.cfg.n_layers}
 
-    @property
-    def W_E(self) -> Float[Tensor, "d_vocab d_model"]:
-        """The embedding of each token."""
-        return self.embed.W_E
+    W_E = property(lambda self: self.embed.W_E)  # [d_vocab, d_model]
+    # `ln_final.hook_normalized @ W_U` are the logits, before any softcap; no model has a bias
+    W_U = property(lambda self: self.unembed.W_U)  # pyright: ignore
+    b_U = property(lambda self: self.unembed.b_U)  # pyright: ignore
 
     @property
     def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
         """The position embeddings; raises AttributeError if positions are rotations."""
         return offload.at_hand(self, "pos_embed")
-
-    @property
-    def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
-        """The unembedding: `ln_final.hook_normalized @ W_U` are the logits, before any softcap."""
-        return self.unembed.W_U
-
-    @property
-    def b_U(self) -> Float[Tensor, "d_vocab"]:
-        """Zeros: no published model has this bias."""
-        return self.unembed.b_U
 
     def tokens_to_residual_directions(self, tokens: Answers) -> Float[Tensor, "... d_model"]:
         """Returns the direction of each token in the stream before ln_final.

@@ -64,7 +64,7 @@ def check_mark(mark: Mark | None, model: nn.Module) -> None:
     if mark and (not hasattr(model, "towers") or weight_mark(model) != mark):
         raise ValueError(
             "the model's weights have changed since this cache was made, or the cache is of "
-            "another model. Call _, cache = model.run_with_cache(x) again with this model."
+            "another model: call model.run_with_cache(x) again."
         )
 
 

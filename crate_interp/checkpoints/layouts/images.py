@@ -43,24 +43,19 @@ def _patches(shapes: Shapes, given: Fields) -> Fields:
     if "patch_size" in given:
         height, width = given["patch_size"]
         if height * width * channels != values:
-            fits = values % (height * width) == 0
             raise CheckpointError(
                 f"patch_size={given['patch_size']!r} with channels={channels} contradicts "
-                f"to_patch_embedding.2.weight: its patches have {values} values, "
-                f"not {height * width * channels}."
-                + (f" Give channels={values // (height * width)}." if fits else "")
+                f"to_patch_embedding.2.weight, whose patches have {values} values."
             )
         return {"channels": channels, "patch_size": (height, width)}
     side = math.isqrt(values // channels)
     if side * side * channels != values:
         fitting = 1 if values % channels else channels
         rows, columns = most_square(values // fitting)
-        size = "" if rows == columns else f", patch_size=({rows}, {columns})"
-        kind = "grey" if fitting == 1 else f"of {fitting} channels"
         raise CheckpointError(
             f"patch_size cannot be inferred: patches have {values} values, which is not a square "
-            f"times channels={channels}. Give ci.load(..., channels={fitting}{size}), if images "
-            f"are {kind} and patches are {rows} x {columns}."
+            f"times channels={channels}. Give ci.load(..., channels={fitting}, patch_size=({rows}, "
+            f"{columns})), if patches are {rows} x {columns} with {fitting} channels."
         )
     return {"channels": channels, "patch_size": (side, side)}
 
@@ -113,9 +108,7 @@ def _heads(shapes: Shapes, given: Fields) -> Fields:
     for key, shape in shapes.items():
         end = "/".join(key.split("/")[-2:])
         if len(heads) == 2 and end in wanted and shape != wanted[end]:
-            raise CheckpointError(
-                f"{key} has shape {shape}; expected {wanted[end]}, as in the first layer."
-            )
+            raise CheckpointError(f"{key} has shape {shape}; the first layer has {wanted[end]}.")
     n_heads = {"n_heads": heads[0]} if len(heads) == 2 else {}
     return {"d_model": d_model, "inner": math.prod(heads)} | n_heads
 
@@ -238,14 +231,10 @@ def _the_one_projection(weight: Tensor) -> Tensor:
     The file was made from JAX code with a single projection for query, key and value.
     """
     if weight.shape[0] % 3:
-        raise CheckpointError(
-            f"has {weight.shape[0]} rows; expected a multiple of 3: query, then key, then value."
-        )
+        raise CheckpointError(f"has {weight.shape[0]} rows; expected a multiple of 3.")
     query, key, value = weight.chunk(3)
     if not (bool((query == key).all()) and bool((query == value).all())):
-        raise CheckpointError(
-            "holds different projections for query, key and value; in CRATE-alpha they are equal."
-        )
+        raise CheckpointError("holds different projections for query, key and value.")
     return query
 
 

@@ -30,18 +30,12 @@ class Shapes(dict[str, tuple[int, ...]]):
         Raises CheckpointError for a missing key, a wrong number of axes, and an empty tensor.
         """
         if key not in self:
-            near = nearest(key, self)
-            begin = f"the file's keys begin with {', '.join(list(self)[:4])}"
-            raise CheckpointError(
-                f"the key {key} is missing; {f'the nearest is {near}' if near else begin}."
-            )
-        shape = self[key]
-        if len(shape) not in (axes or (2,)):
-            raise CheckpointError(
-                f"{key} has shape {shape}; expected {' or '.join(map(str, axes or (2,)))} axes."
-            )
-        if 0 in shape:
-            raise CheckpointError(f"{key} has shape {shape}: it is empty.")
+            near = nearest(key, self) or f"among {', '.join(list(self)[:4])}"
+            raise CheckpointError(f"the key {key} is missing; the nearest is {near}.")
+        shape, wanted = self[key], axes or (2,)
+        if len(shape) not in wanted or 0 in shape:
+            count = " or ".join(map(str, wanted))
+            raise CheckpointError(f"{key} has shape {shape}; expected {count} axes, none empty.")
         return shape
 
 
@@ -146,10 +140,8 @@ class Layout:
         """Returns the fields, by our names, of the config in a file or next to it."""
         for name, value in self.followed.items():
             if config.get(name, value) != value:
-                raise CheckpointError(
-                    f"its config.json says {name}={config[name]!r}; expected {value!r}, the only "
-                    "value that published models have."
-                )
+                said = f"its config.json says {name}={config[name]!r}"
+                raise CheckpointError(f"{said}; published models have {value!r} only.")
         names = self.config_names.items()
         named = {ours: config[theirs] for theirs, ours in names if theirs in config}
         switches = [name for name in self.config_switches if isinstance(config.get(name), bool)]
@@ -171,12 +163,8 @@ class Layout:
 
         `safetensors.torch.save_model` keeps one key of those that share a tensor.
         """
-        originals = {
-            original: tensors[copy]
-            for copy, original in self.copies.items()
-            if copy in tensors and original not in tensors
-        }
-        return {**tensors, **originals}
+        copied = {one: tensors[copy] for copy, one in self.copies.items() if copy in tensors}
+        return {**tensors, **{one: value for one, value in copied.items() if one not in tensors}}
 
     def as_parameters(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns the tensors as views that have the shapes of the parameters.
@@ -195,7 +183,7 @@ class Layout:
                 one = value.data_ptr() == other.data_ptr() and value.stride() == other.stride()
                 if value.shape != other.shape or not (one or bool((value == other).all())):
                     raise CheckpointError(
-                        f"{key} differs from {original}: in this layout they are one tensor."
+                        f"{key} differs from {original}, but they are one tensor."
                     )
                 continue
             for end, (axes, view) in self.views.items():
@@ -233,16 +221,13 @@ class Layout:
             raise CheckpointError(text)
         inner, n_heads = found.pop("inner"), found.get("n_heads", given.get("n_heads"))
         if inner % n_heads:
-            raise CheckpointError(
-                f"n_heads={n_heads} does not divide the {inner} rows of "
-                f"{codes or 'the projections'}."
-            )
+            where = codes or "the projections"
+            raise CheckpointError(f"n_heads={n_heads} does not divide the {inner} rows of {where}.")
         found["d_head"] = inner // n_heads
         for name, value in found.items():
             if name in given and given[name] not in (None, value):
-                raise CheckpointError(
-                    f"{name}={given[name]!r} contradicts the tensors, which make it {value!r}."
-                )
+                said = f"{name}={given[name]!r} contradicts the tensors"
+                raise CheckpointError(f"{said}, which make it {value!r}.")
         return found
 
     def _sizes(self, shapes: Shapes, given: Fields) -> Fields:
@@ -256,8 +241,7 @@ class Layout:
                 if key not in shapes:
                     raise CheckpointError(
                         f"the key {key} is missing, the map to the classes. If the file has no "
-                        "classifier head, give head=False: the model then returns features. If "
-                        "the key has another name, give rename=."
+                        "classifier head, give head=False; if the key has another name, rename=."
                     )
             for name, size in zip(axes, shapes.of(key, len(axes)), strict=True):
                 if name is not None:
@@ -276,11 +260,10 @@ class Layout:
 
         codes: the shape of the first layer's projection, which has d_head rows for each head.
         """
-        advice = []
-        for name in names:
-            if name != "n_heads" or not codes or not codes[0]:
-                advice.append(f"Give ci.load(..., {name}=N).")
-                continue
+        known = "n_heads" in names and bool(codes and codes[0])
+        others = [name for name in names if name != "n_heads" or not known]
+        advice = [f"Give ci.load(..., {name}=N)." for name in others]
+        if known:
             fitting = [count for count in range(1, codes[0] + 1) if codes[0] % count == 0]
             # heads are 64 wide in most published models, and narrower in small ones
             near = min(fitting, key=lambda count: abs(codes[0] // count - 16))

@@ -6,7 +6,7 @@ accelerate, because accelerate leaves its hook on each module that it offloads.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -75,9 +75,7 @@ def with_weights(measure: Callable[Concatenate[Any, P], T]) -> Callable[Concaten
     def run(subject: Any, *args: P.args, **kwargs: P.kwargs) -> T:
         part = getattr(subject, "model", subject)
         part = part if isinstance(part, nn.Module) else getattr(part, "model", None)
-        if not isinstance(part, nn.Module):
-            return measure(subject, *args, **kwargs)
-        with onloaded(part):
+        with onloaded(part) if isinstance(part, nn.Module) else nullcontext():
             return measure(subject, *args, **kwargs)
 
     return run

@@ -113,13 +113,8 @@ class ConvPatchEmbed(nn.Module):
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(
-            cfg.channels,
-            cfg.d_model,
-            kernel_size=cfg.patch_size,
-            stride=cfg.patch_size,
-            bias=cfg.conv_bias,
-        )
+        size, bias = cfg.patch_size, cfg.conv_bias
+        self.conv = nn.Conv2d(cfg.channels, cfg.d_model, size, stride=size, bias=bias)
 
     def forward(self, images: Pixels) -> Patches:
         """Returns the patches of images as tokens."""
@@ -190,9 +185,8 @@ class FrozenBatchNorm(nn.Module):
         self, x: Float[Tensor, "batch width height across"]
     ) -> Float[Tensor, "batch width height across"]:
         """Returns the channels centred and scaled by the stored statistics."""
-        return F.batch_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, eps=_EPS
-        )
+        mean, variance = self.running_mean, self.running_var
+        return F.batch_norm(x, mean, variance, self.weight, self.bias, eps=_EPS)
 
 
 class ConvStem(nn.Module):
@@ -222,18 +216,12 @@ class ConvStem(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         if name == "W_E":  # an error in a property would be hidden by torch
-            raise AttributeError(
-                "a convolutional stem has no W_E: its convolutions overlap, with GELU between "
-                "them. See model.embed.convs."
-            )
+            raise AttributeError("a convolutional stem has no W_E: see model.embed.convs.")
         return super().__getattr__(name)
 
     def train(self, mode: bool = True) -> "ConvStem":
         """Sets the mode; warns that the statistics of batch norm stay as they are."""
         if mode and not self.training:
-            warnings.warn(
-                "the statistics of batch norm in the convolutional stem stay as they are while the "
-                "model trains.",
-                stacklevel=2,
-            )
+            words = "the statistics of batch norm in the stem stay as they are in training."
+            warnings.warn(words, stacklevel=2)
         return super().train(mode)

@@ -38,11 +38,8 @@ def hooked_scale(point: HookPoint, scale: Tensor) -> tuple[Tensor, bool]:
     scale's own gradient), or if the values cannot be compared (`readable`).
     """
     edited = point(scale.clone())
-    same = (
-        readable(edited)
-        and torch.equal(edited, scale)
-        and edited.requires_grad == scale.requires_grad
-    )
+    same = readable(edited) and torch.equal(edited, scale)
+    same = same and edited.requires_grad == scale.requires_grad
     return edited, same and not (point._backward_hooks and scale.requires_grad)
 
 

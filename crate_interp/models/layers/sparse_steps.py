@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from crate_interp.config import CrateConfig
 from crate_interp.models.compat.offload import at_hand, bias_of
 from crate_interp.models.layers.norm import HookedPart
+from crate_interp.models.layers.shapes import Atoms, Hidden, Rows, Stream
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class SparseStep(HookedPart):
         """
         raise NotImplementedError
 
-    def linear(self, y: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
+    def linear(self, y: Rows) -> Rows:
         """Returns the linear part of the step, with every atom switched on.
 
         Thresholds and biases only add constants if every atom is on, and are left out. y: rows of
@@ -68,7 +69,7 @@ class SparseStep(HookedPart):
         """
         raise NotImplementedError
 
-    def written(self) -> Float[Tensor, "d_mlp d_model"]:
+    def written(self) -> Atoms:
         """Returns the direction in the stream that each atom writes."""
         rows: Any = self.W_out
         return rows
@@ -91,12 +92,12 @@ class ISTA(SparseStep):
             "hook_recon", "hook_gram", "hook_corr", "hook_grad", "hook_pre", "hook_post",
         )  # fmt: skip
 
-    def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_mlp"]:
+    def forward(self, y: Stream) -> Hidden:
         """Returns the code after one step of ISTA, `relu(y + eta D^T (y - D y) - eta lambda)`."""
         pre = self.hook_pre(y + self._step(y))
         return self.hook_post(F.relu(pre))
 
-    def _step(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_mlp"]:
+    def _step(self, y: Stream) -> Hidden:
         """Returns `-eta grad - eta lambd`.
 
         This is a separate function so that the summands are freed before the sum is used.
@@ -112,11 +113,11 @@ class ISTA(SparseStep):
         """Returns the step's lasso: one step, started at its own input."""
         return Lasso(self.D.detach(), self.eta, self.D.new_tensor(self.lambd), warm=True, count=1)
 
-    def linear(self, y: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
+    def linear(self, y: Rows) -> Rows:
         """Returns `y - eta (D^T D y - D^T y)` in rows."""
         return y - self.eta * ((y @ self.D.T) @ self.D - y @ self.D)
 
-    def written(self) -> Float[Tensor, "d_mlp d_model"]:
+    def written(self) -> Atoms:
         """Returns the axes of the stream, because the code is the stream."""
         return torch.eye(self.D.shape[1]).to(self.D)
 
@@ -125,9 +126,8 @@ class ISTA(SparseStep):
         # torch
         if name in ("W_in", "W_out"):
             raise AttributeError(
-                f"this layer has no {name}: in CRATE the sparse code is the next stream, and no "
-                "decoder follows it. Read blocks.{l}.mlp.hook_post, or mlp.D for the "
-                "dictionary."
+                f"this layer has no {name}: in CRATE the sparse code is the next stream. Read "
+                "blocks.{l}.mlp.hook_post, or mlp.D for the dictionary."
             )
         return super().__getattr__(name)
 
@@ -138,20 +138,10 @@ class DecodedStep(SparseStep):
     D: nn.Parameter
     decoder = "D1"  # the name of the parameter that decodes
 
-    @property
-    def W_in(self) -> Float[Tensor, "d_model d_mlp"]:
-        """The dictionary that encodes, `[d_model, d_mlp]`."""
-        return at_hand(self, "D")
-
-    @property
-    def W_out(self) -> Float[Tensor, "d_mlp d_model"]:
-        """The dictionary that decodes, `[d_mlp, d_model]`."""
-        return at_hand(self, self.decoder).T
-
-    @property
-    def b_out(self) -> Float[Tensor, "d_model"]:
-        """Zeros: the step has no bias."""
-        return at_hand(self, "D").new_zeros(self.D.shape[0])
+    # the dictionary that encodes, [d_model, d_mlp], the one that decodes, [d_mlp, d_model], zeros
+    W_in = property(lambda self: at_hand(self, "D"))
+    W_out = property(lambda self: at_hand(self, self.decoder).T)
+    b_out = property(lambda self: at_hand(self, "D").new_zeros(self.D.shape[0]))
 
 
 class OvercompleteODL(DecodedStep):
@@ -176,7 +166,7 @@ class OvercompleteODL(DecodedStep):
             "hook_pre", "hook_post",
         )  # fmt: skip
 
-    def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+    def forward(self, y: Stream) -> Stream:
         """Returns the decoded code after two ISTA steps on an overcomplete dictionary."""
         threshold = self.eta * self.lambd
         corr = self.hook_corr(y @ self.D)
@@ -190,7 +180,7 @@ class OvercompleteODL(DecodedStep):
         """Returns the step's lasso: two steps, started at zero."""
         return Lasso(self.D.detach(), self.eta, self.D.new_tensor(self.lambd), warm=False, count=2)
 
-    def linear(self, y: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
+    def linear(self, y: Rows) -> Rows:
         """Returns `D1 (z1 - eta D^T (D z1 - y))` for `z1 = eta D^T y`, in rows."""
         code = self.eta * (y @ self.D)
         return (code - self.eta * ((code @ self.D.T - y) @ self.D)) @ self.W_out
@@ -211,7 +201,7 @@ class ThresholdODL(DecodedStep):
         self.threshold = nn.Parameter(torch.zeros(cfg.d_mlp))
         self.add_points("hook_pre", "hook_post")
 
-    def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+    def forward(self, y: Stream) -> Stream:
         """Returns the decoded code, `relu(D^T y - threshold) D1^T`."""
         return self.hook_post(F.relu(self.hook_pre(y @ self.D - self.threshold))) @ self.D1.T
 
@@ -224,7 +214,7 @@ class ThresholdODL(DecodedStep):
             return "some learned thresholds are negative, but no penalty is negative"
         return Lasso(self.D.detach(), 1.0, self.threshold.detach(), warm=False, count=1)
 
-    def linear(self, y: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
+    def linear(self, y: Rows) -> Rows:
         """Returns `D1 D^T y` in rows."""
         return (y @ self.W_in) @ self.W_out
 
@@ -244,12 +234,12 @@ class MLP(SparseStep):
         self.gelu = _GELUS.get(cfg.sparse_step)
         self.add_points("hook_pre", "hook_post")
 
-    def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+    def forward(self, y: Stream) -> Stream:
         """Returns what the MLP adds to the stream."""
         out = self.fc_out(self.hook_post(self._hidden(y)))
         return out if self.gamma is None else self.gamma * out
 
-    def _hidden(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_mlp"]:
+    def _hidden(self, y: Stream) -> Hidden:
         """Returns the activations.
 
         This is a separate function so that the pre-activations are freed before the output is made.
@@ -261,7 +251,7 @@ class MLP(SparseStep):
         """Returns why an MLP has no lasso."""
         return "the layer has an MLP, no dictionary"
 
-    def linear(self, y: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
+    def linear(self, y: Rows) -> Rows:
         """Returns `W_out W_in y` in rows."""
         return (y @ self.W_in) @ self.W_out
 
@@ -271,7 +261,7 @@ class MLP(SparseStep):
         return at_hand(self.fc_in).T
 
     @property
-    def W_out(self) -> Float[Tensor, "d_mlp d_model"]:
+    def W_out(self) -> Atoms:
         """The map from the hidden units, `[d_mlp, d_model]`."""
         weight = at_hand(self.fc_out).T
         return weight if self.gamma is None else weight * self.gamma
