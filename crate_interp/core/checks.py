@@ -64,7 +64,7 @@ def layer(name: str, value: object, count: int) -> int:
     return int(number) + count if number < 0 else int(number)
 
 
-def limit(value: Any) -> int | None:
+def limit(value: object) -> int | None:
     """Returns a number of samples, or None for all.
 
     Raises ValueError for anything else.
