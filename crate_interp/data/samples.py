@@ -149,13 +149,12 @@ def read_runs(samples: Samples, start: int, stop: int, masks: bool = False) -> F
     number of tokens. masks: whether to read masks; a sample whose mask cannot be decoded is bad
     too. Raises ValueError if a sample can be decoded but not used.
     """
-    lengths, bad = samples.lengths, {}
-    ends = [start, stop]
-    if lengths:
-        changes = (n for n in range(start + 1, stop) if lengths[n] != lengths[n - 1])
-        ends = [start, *changes, stop]
+    lengths = samples.lengths
+    inner = range(start + 1, stop) if lengths else ()
+    changes = [number for number in inner if lengths and lengths[number] != lengths[number - 1]]
     try:
-        return Found([_run(samples, *pair, masks) for pair in pairwise(ends)], {})
+        pairs = pairwise([start, *changes, stop])
+        return Found([_run(samples, *pair, masks) for pair in pairs], {})
     except Undecodable:
         bad = bad_ones(samples, start, stop, masks)
     ends = [start - 1, *sorted(bad), stop]
