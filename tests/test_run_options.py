@@ -57,7 +57,7 @@ def test_a_verb_without_chunks_has_no_options_of_chunks(tmp_path):
     [
         ({"batch_size": 0}, "batch_size=0: give a whole number of at least 1"),
         ({"chunk_size": 2.5}, "chunk_size=2.5: give a whole number"),
-        ({"limit": 0}, "limit=0: give a whole number of at least 1; without it, all samples"),
+        ({"limit": 0}, "limit=0: give a whole number of at least 1"),
         ({"workers": -1}, "workers=-1: give a whole number of at least 0"),
         ({"skip_bad": "no"}, "skip_bad"),
         ({"resume": 1}, "resume"),

@@ -159,9 +159,8 @@ def contents(table: pd.DataFrame, start: int, stop: int, count: int) -> dict[str
 
 
 def named(names: Sequence[str]) -> str:
-    """Returns the names of files as an error shows them."""
-    more = f" and {len(names) - 4} more" if names[4:] else ""
-    return ", ".join(map(quoted, names[:4])) + more
+    """Returns the names of the first four files as an error shows them."""
+    return ", ".join(map(quoted, names[:4]))
 
 
 def _changed_meanwhile(name: str) -> ValueError:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -12,7 +13,6 @@ from torch import Tensor
 
 from crate_interp.core import checks
 from crate_interp.core.pictures import Picture, Undecodable
-from crate_interp.core.safe_text import plain
 from crate_interp.data.picture_contents import Files, Notes
 
 Pictures = Sequence[Picture] | Tensor | np.ndarray
@@ -99,10 +99,8 @@ def part(samples: Samples, start: int, stop: int) -> Samples:
         raise ValueError(f"part takes samples of ci.data.open_data, got {type(samples).__name__}.")
     begin, end = samples.start, samples.start + samples.n
     if not (checks.is_int(start) and checks.is_int(stop) and begin <= start < stop <= end):
-        raise ValueError(
-            f"start={start!r}, stop={stop!r}: give whole numbers with "
-            f"{begin} <= start < stop <= {end}."
-        )
+        wanted = f"{begin} <= start < stop <= {end}"
+        raise ValueError(f"start={start!r}, stop={stop!r}: give whole numbers with {wanted}.")
     chosen = slice(start - begin, stop - begin)
     labels = None if samples.labels is None else samples.labels[chosen]
     groups = None if samples.groups is None else samples.groups[chosen]
@@ -151,13 +149,12 @@ def read_runs(samples: Samples, start: int, stop: int, masks: bool = False) -> F
     number of tokens. masks: whether to read masks; a sample whose mask cannot be decoded is bad
     too. Raises ValueError if a sample can be decoded but not used.
     """
-    lengths, bad = samples.lengths, {}
-    ends = [start, stop]
-    if lengths:
-        changes = (n for n in range(start + 1, stop) if lengths[n] != lengths[n - 1])
-        ends = [start, *changes, stop]
+    lengths = samples.lengths
+    inner = range(start + 1, stop) if lengths else ()
+    changes = [number for number in inner if lengths and lengths[number] != lengths[number - 1]]
     try:
-        return Found([_run(samples, *pair, masks) for pair in pairwise(ends)], {})
+        pairs = pairwise([start, *changes, stop])
+        return Found([_run(samples, *pair, masks) for pair in pairs], {})
     except Undecodable:
         bad = bad_ones(samples, start, stop, masks)
     ends = [start - 1, *sorted(bad), stop]
@@ -183,14 +180,12 @@ def next_of(read: Callable[[int, int], Tensor], number: int, of: int, skip_bad: 
     number of samples. skip_bad: whether to skip samples that cannot be decoded. Raises Undecodable
     if the following sample cannot be decoded or, with skip_bad, if no sample can be decoded.
     """
-    for step in range(1, of + 1):
+    for step in range(1, of if skip_bad else 1):
         following = (number + step) % of
-        try:
+        with suppress(Undecodable):
             return read(following, following + 1)
-        except Undecodable:
-            if not skip_bad or step == of:
-                raise
-    raise ValueError(f"there is no sample after number {number}: the data has {of} samples.")
+    following = number if skip_bad else (number + 1) % of
+    return read(following, following + 1)
 
 
 def _run(samples: Samples, start: int, stop: int, masks: bool) -> Run:
@@ -208,11 +203,7 @@ def grouped(samples: Samples, groups: object, table: object = None) -> Samples:
     """
     if isinstance(groups, str):
         columns = getattr(table, "column_names", None) or []
-        if groups not in columns:
-            raise ValueError(
-                f"groups={plain(groups, 50)!r} is no column of the data: give one of its columns "
-                f"({plain(', '.join(columns), 300) or 'it has none'}), or the group of each sample."
-            )
+        checks.one_of("groups", groups, columns)
         whole: Any = table
         rows = list(whole.with_format(None)[groups])
         texts = samples.groups or range(samples.start, samples.start + samples.n)
@@ -227,10 +218,9 @@ def group_numbers(groups: object, n: int) -> tuple[int, ...]:
     """
     groups = getattr(groups, "tolist", lambda: groups)()
     if not isinstance(groups, Sequence) or len(groups) < n:
-        what = f"groups={checks.shown(groups)}"
-        raise ValueError(f"{what}: give one entry for each of the {n} samples.")
-    odd = {type(name).__name__ for name in groups[:n] if not isinstance(name, (str, int))}
-    if odd:
-        raise ValueError(f"groups hold values of type {', '.join(odd)}: give numbers or texts.")
+        shown = checks.shown(groups)
+        raise ValueError(f"groups={shown}: give one entry for each of the {n} samples.")
+    if not all(isinstance(name, (str, int)) for name in groups[:n]):
+        raise ValueError(f"groups={checks.shown(groups)}: give numbers or texts.")
     numbers = {name: number for number, name in enumerate(dict.fromkeys(groups[:n]))}
     return tuple(numbers[name] for name in groups[:n])

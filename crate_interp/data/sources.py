@@ -56,31 +56,16 @@ def forms(*, masks: bool = False, text: bool = False) -> str:
     return f"{', '.join(names)} or {last}"
 
 
-@dataclass(frozen=True)
-class Form:
-    """A form of data.
-
-    fits: tells whether data has this form. images, text: make samples of it. as_images, as_text:
-    what to give, for errors; empty if the form is no image, or no text.
-    """
-
-    fits: Callable[[Any], bool]
-    images: Callable[[Any, ImageReading], Samples] | None = None
-    text: Callable[[Any, TextReading], Samples] | None = None
-    as_images: str = ""
-    as_text: str = ""
-
-
-def _named_images(data: str, how: ImageReading) -> Samples:
-    source, where = _source_of(data, "images")
-    return source.images(where, how)
-
-
 def _named_text(data: str, how: TextReading) -> Samples:
     source, where = _source_of(data, "text")
     assert source.table is not None
     samples = texts.table_of_text(source.table(where), how)
     return replace(samples, fingerprint=f"{plain(data, 200)}:{samples.fingerprint}")
+
+
+def _named_images(data: str, how: ImageReading) -> Samples:
+    source, where = _source_of(data, "images")
+    return source.images(where, how)
 
 
 def _stream_images(data: Any, how: ImageReading) -> Samples:
@@ -91,42 +76,38 @@ def _one_picture(data: Any, how: ImageReading) -> Samples:
     return sequences.sequence_samples([data], how)
 
 
-FORMS = (  # data has the first form that fits
-    Form(
-        is_array, sequences.tensor_samples, texts.token_samples,
-        "images [n, channels, height, width] as uint8 or preprocessed floats", "token ids [n, pos]",
-    ),
-    Form(
-        lambda data: isinstance(data, (str, Path)) and os.path.isfile(data),
-        _one_picture, texts.file_of_text, "a picture file", "a text file",
-    ),
-    Form(
-        lambda data: isinstance(data, Path) or (isinstance(data, str) and os.path.isdir(data)),
-        lambda data, how: folder_listing.folder_samples(str(data), how), as_images="a folder",
-    ),
-    Form(lambda data: isinstance(data, str), _named_images, _named_text),
-    Form(lambda data: isinstance(data, Image.Image), _one_picture),
-    Form(streams.is_stream, _stream_images),
-    Form(
-        is_table, table_samples, texts.table_of_text,
-        "a datasets.Dataset", "a datasets.Dataset with a text column",
-    ),
-    Form(
-        sequences.is_pair, sequences.pair_samples, texts.pair_of_text,
-        '(images, labels), {"image": ..., "label": ...}', "(tokens, labels)",
-    ),
-    Form(
-        sequences.is_sequence, sequences.sequence_samples, texts.text_sequence,
-        "a torch Dataset or DataLoader, a list of PIL images or paths",
-        "a list of texts, a torch Dataset of either",
-    ),
-)  # fmt: skip
+def _folder(data: Any, how: ImageReading) -> Samples:
+    return folder_listing.folder_samples(str(data), how)
 
 
-def _words(kind: str) -> str:
-    """Returns what may be given as "images" or "text", for errors."""
-    words = [getattr(form, f"as_{kind}") for form in FORMS]
-    return f"{', '.join(filter(None, words))}, {forms(text=kind == 'text')}"
+def _is_file(data: object) -> bool:
+    return isinstance(data, (str, Path)) and os.path.isfile(data)
+
+
+def _is_folder(data: object) -> bool:
+    return isinstance(data, Path) or (isinstance(data, str) and os.path.isdir(data))
+
+
+# Data has the first form that fits: how to tell, and what makes samples of its images, or of its
+# text.
+FORMS: tuple[tuple[Callable[[Any], bool], Any, Any], ...] = (
+    (is_array, sequences.tensor_samples, texts.token_samples),
+    (_is_file, _one_picture, texts.file_of_text),
+    (_is_folder, _folder, None),
+    (lambda data: isinstance(data, str), _named_images, _named_text),
+    (lambda data: isinstance(data, Image.Image), _one_picture, None),
+    (streams.is_stream, _stream_images, None),
+    (is_table, table_samples, texts.table_of_text),
+    (sequences.is_pair, sequences.pair_samples, texts.pair_of_text),
+    (sequences.is_sequence, sequences.sequence_samples, texts.text_sequence),
+)
+_WORDS = {  # what to give, for errors
+    "images": "images [n, channels, height, width] as uint8 or preprocessed floats, a picture file,"
+    ' a folder, a datasets.Dataset, (images, labels), {"image": ..., "label": ...}, a torch Dataset'
+    " or DataLoader, a list of PIL images or paths, ",
+    "text": "token ids [n, pos], a text file, a datasets.Dataset with a text column, (tokens, "
+    "labels), a list of texts, a torch Dataset of either, ",
+}
 
 
 def _samples_of(data: Any, kind: str, how: ImageReading | TextReading) -> Samples:
@@ -137,11 +118,12 @@ def _samples_of(data: Any, kind: str, how: ImageReading | TextReading) -> Sample
     tables.check_not_several(data)
     if isinstance(data, Samples):
         return first(data, how.limit)
-    form = next((form for form in FORMS if form.fits(data)), Form(bool))
-    opens = getattr(form, kind)
+    pairs = ((images, text) for fits, images, text in FORMS if fits(data))
+    opens = next(pairs, (None, None))[kind == "text"]
     if opens is None:
         what = pictures.quoted(data) if isinstance(data, (str, Path)) else type(data).__name__
-        raise ValueError(f"cannot take {kind} from {what}: give {_words(kind)}.")
+        words = _WORDS[kind] + forms(text=kind == "text")
+        raise ValueError(f"cannot take {kind} from {what}: give {words}.")
     return first(opens(data, how), how.limit)
 
 
@@ -172,7 +154,8 @@ def _source_of(data: str, kind: str) -> tuple[Source, str]:
         otherwise = "To give the text itself, write a list: data=[text]." if kind == "text" else ""
         known = [*SOURCES, *(f"embedded:{name}" for name in tables.EMBEDDED)]
         hint = checks.did_you_mean(scheme if where else data, known, otherwise)
-    raise ValueError(f"{what}: give {_words(kind)}. {hint}".rstrip())
+    words = _WORDS[kind] + forms(text=kind == "text")
+    raise ValueError(f"{what}: give {words}. {hint}".rstrip())
 
 
 def open_data(

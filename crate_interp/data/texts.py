@@ -56,17 +56,10 @@ def windows_of_texts(
 
 
 def checked_texts(texts: Iterable[object]) -> Iterator[str]:
-    """Yields texts; raises ValueError if one is not a string, or if UTF-8 cannot encode it."""
+    """Yields texts; raises ValueError if one is not a string."""
     for place, text in enumerate(texts):
         if not isinstance(text, str):
             raise ValueError(f"text {place} is {checks.shown(text)}: give only strings.")
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise ValueError(
-                f"text {place} holds half of a surrogate pair: give "
-                "text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace') instead."
-            ) from None
         yield text
 
 

@@ -5,21 +5,8 @@ d_head]`, codes `[..., head, pos, d_head]`, pattern `[..., query, key]`. crate_i
 explains the words and symbols; README.md in this folder has a line for each measure.
 """
 
-from crate_interp.measures import (
-    attention,
-    contraction,
-    cuts,
-    gradients,
-    lasso,
-    maps,
-    masks,
-    objective,
-    rates,
-    sparsity,
-    spectra,
-    subspaces,
-    token_statistics,
-)
+from types import FunctionType
+
 from crate_interp.measures.attention import *
 from crate_interp.measures.contraction import *
 from crate_interp.measures.cuts import *
@@ -34,8 +21,6 @@ from crate_interp.measures.spectra import *
 from crate_interp.measures.subspaces import *
 from crate_interp.measures.token_statistics import *
 
-_MODULES = (
-    attention, contraction, cuts, gradients, lasso, maps, masks, objective, rates, sparsity,
-    spectra, subspaces, token_statistics,
-)  # fmt: skip
-__all__: list[str] = [name for module in _MODULES for name in module.__all__]  # pyright: ignore
+__all__: list[str] = [  # what the modules list  # pyright: ignore
+    name for name, value in globals().items() if isinstance(value, FunctionType)
+]

@@ -43,9 +43,7 @@ def require_entries(tensor: Tensor, axes: str, empty: str) -> None:
     """
     require_floats(tensor, axes)
     if 0 in tensor.shape[-2:]:
-        raise ValueError(
-            f"{empty}: the last two axes ({axes.replace(' ', ', ')}) are {list(tensor.shape[-2:])}."
-        )
+        raise ValueError(f"{empty}: the last axes ({axes}) are {list(tensor.shape[-2:])}.")
 
 
 def in_full_precision(function: Callable[P, R]) -> Callable[P, R]:

@@ -99,16 +99,11 @@ def normalised_cut(
     """
     require_floats(affinity, "pos pos")
     if affinity.ndim != 2 or affinity.shape[0] != affinity.shape[1] or len(affinity) < 2:
-        raise ValueError(
-            f"an affinity must be [pos, pos] with pos > 1, got {list(affinity.shape)}."
-        )
+        raise ValueError(f"an affinity is [pos, pos] with pos > 1, got {list(affinity.shape)}.")
     weights = affinity.detach().cpu().double().numpy()
     valid = np.isfinite(weights).all() and weights.min() >= 0
     if not valid or not np.array_equal(weights, weights.T):
-        raise ValueError(
-            "an affinity must be symmetric, finite and >= 0: use (A + A.T) / 2, and clamp with "
-            "min=0."
-        )
+        raise ValueError("an affinity must be symmetric, finite and >= 0: use (A + A.T) / 2.")
     empty = np.flatnonzero(~weights.any(axis=1))
     if len(empty):
         raise ValueError(f"token {empty[0]} has weight 0 to every token: leave it out.")

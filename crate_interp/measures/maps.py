@@ -59,9 +59,7 @@ def attention_map(
         )
     count = keys.shape[-2]
     if count <= special:
-        raise ValueError(
-            f"{count} tokens hold no patch to attend to. Give CLS and at least one patch."
-        )
+        raise ValueError(f"{count} tokens hold no patch to attend to: give CLS and a patch.")
     if not -count <= query < count:
         raise ValueError(f"query={query}: give a position from 0 (CLS) to {count - 1}.")
     logits = einsum(queries[..., query, :], keys, "... head p, ... head pos p -> ... head pos")
@@ -85,10 +83,7 @@ def attention_rollout(patterns: Float[Tensor, "*batch layer head query key"]) ->
     """
     require_floats(patterns, "layer head query key")
     if 0 in patterns.shape[-4:] or patterns.shape[-1] != patterns.shape[-2]:
-        raise ValueError(
-            f"patterns have shape {list(patterns.shape)}. "
-            "Give [..., layer, head, pos, pos], not empty."
-        )
+        raise ValueError(f"patterns {list(patterns.shape)}: give [..., layer, head, pos, pos].")
     mixed = patterns.mean(dim=-3)  # [..., layer, query, key]
     mixed = (mixed + torch.eye(mixed.shape[-1], dtype=mixed.dtype, device=mixed.device)) / 2
     rolled = mixed[..., 0, :, :]
@@ -122,10 +117,7 @@ def pca_map(
     if not all_finite(features):
         raise ValueError("features hold NaN or Inf: leave out such images.")
     if not 1 <= n_components <= features.shape[-1]:
-        raise ValueError(
-            f"n_components={n_components}: give a number of at least 1, and of at most the "
-            f"{features.shape[-1]} dimensions of the features."
-        )
+        raise ValueError(f"n_components={n_components}: give 1 to {features.shape[-1]}.")
     tokens = features.detach().double().flatten(0, 1)  # [image * pos, d]
     tokens = tokens - tokens.mean(dim=0)
     vectors = torch.linalg.eigh(tokens.T @ tokens).eigenvectors

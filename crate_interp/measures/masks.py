@@ -80,10 +80,7 @@ def random_jaccard(fraction: float, target_fraction: float) -> float:
     """
     both = fraction * target_fraction
     if not (0 <= fraction <= 1 and 0 <= target_fraction <= 1) or fraction + target_fraction == 0:
-        raise ValueError(
-            f"fraction={fraction}, target_fraction={target_fraction}: give two shares in [0, 1], "
-            "not both 0."
-        )
+        raise ValueError(f"{fraction=}, {target_fraction=}: give shares in [0, 1], not both 0.")
     return both / (fraction + target_fraction - both)
 
 
@@ -96,9 +93,7 @@ def token_mask(
     mask is not bool, or if its sides are not multiples of the patch's sides.
     """
     if not _is_mask(mask, 2):
-        raise ValueError(
-            f"a mask of pixels must be bool [..., height, width], got {_described(mask)}."
-        )
+        raise ValueError(f"a mask must be bool [..., height, width], got {_described(mask)}.")
     height, width = checks.size("patch_size", patch_size)
     if mask.shape[-2] % height or mask.shape[-1] % width:
         raise ValueError(

@@ -65,10 +65,7 @@ def layer_objectives(
     as layers.
     """
     if not len(layers) or len(layers) != len(bases):
-        raise ValueError(
-            f"there are {len(layers)} layers and {len(bases)} bases: give at least one layer, and "
-            "as many bases as layers."
-        )
+        raise ValueError(f"{len(layers)} layers and {len(bases)} bases: give one basis a layer.")
     terms: list[Tensor] = []
     for layer, u in zip(layers, bases, strict=True):
         z = layer(z.detach())
@@ -97,9 +94,7 @@ def least_rate(
     if a value or a distance is negative.
     """
     if bool((values < 0).any()) or bool((distance < 0).any()):
-        raise ValueError(
-            "values or distance holds a negative number. Both are lengths: give numbers >= 0."
-        )
+        raise ValueError("values or distance holds a negative number: give lengths >= 0.")
     x, budget = values.double(), distance.double().square()
     w = torch.ones_like(x) if weights is None else weights.double()
     size = x.square().sum(dim=-1)

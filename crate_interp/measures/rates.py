@@ -146,9 +146,7 @@ def _weights(membership: Tensor, z: Tokens) -> Float[Tensor, "*batch pos class"]
             f"{list(z.shape)}: give integers [..., pos], or float weights [..., pos, class]."
         )
     if not bool((membership >= 0).all()) or not bool(membership.isfinite().all()):
-        raise ValueError(
-            "membership holds negative numbers, NaN or Inf: give classes or weights of at least 0."
-        )
+        raise ValueError("membership holds negative numbers, NaN or Inf: give weights >= 0.")
     weights = membership if soft else torch.nn.functional.one_hot(membership.long())
     return weights.to(z.dtype)
 

@@ -28,7 +28,6 @@ from crate_interp.results.result_files import (
     check_place,
     read_meta,
     read_tables,
-    without_list,
 )
 from crate_interp.results.sample_ranges import GroupedSamples
 from crate_interp.stats.contrasts import FEWEST
@@ -341,8 +340,8 @@ def sums(*keys: str) -> Merge:
 
 
 def _check_same(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
-    mine, theirs = (
-        {**meta, "config": without_list(meta.get("config", {}))} for meta in (mine, theirs)
+    mine, theirs = (  # an assumed setting and the same when given are one
+        {**meta, "config": {**meta.get("config", {}), "assumed": None}} for meta in (mine, theirs)
     )
     for name in dict.fromkeys([*mine, *theirs]):
         if name not in _OF_A_RUN and mine.get(name) != theirs.get(name):

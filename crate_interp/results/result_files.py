@@ -197,11 +197,6 @@ def assumed(meta: Mapping[str, Any]) -> str:
     return f"Assumed: {', '.join(words)}." if words else ""
 
 
-def without_list(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a config without the list: an assumed setting and the same when given are one."""
-    return {name: value for name, value in config.items() if name != "assumed"}
-
-
 def near_chance(meta: Mapping[str, Any], accuracy: float) -> str:
     """Returns a warning if answers are little better than chance while settings are assumed.
 

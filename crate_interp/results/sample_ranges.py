@@ -99,7 +99,9 @@ def joined(mine: Sequence[Range], theirs: Sequence[Range]) -> list[Range]:
     kept: list[Range] = entries[:1]
     for entry in entries[1:]:
         if entry["start"] == kept[-1]["stop"]:
-            both = _place(kept[-1]) | _summed(kept[-1], entry) | {"stop": entry["stop"]}
+            known = [name for name in CONTENTS if name in kept[-1] and name in entry]
+            contents = {name: total([kept[-1][name], entry[name]]) for name in known}
+            both = _place(kept[-1]) | contents | {"stop": entry["stop"]}
             if "groups" in kept[-1] and "groups" in entry:
                 runs = [*kept[-1]["groups"], *entry["groups"]]
                 both |= grouped(group for group, many in runs for _ in range(many))
@@ -111,12 +113,6 @@ def joined(mine: Sequence[Range], theirs: Sequence[Range]) -> list[Range]:
 
 def _place(entry: Range) -> Range:
     return {name: value for name, value in entry.items() if name not in (*CONTENTS, "groups")}
-
-
-def _summed(mine: Range, theirs: Range) -> dict[str, str]:
-    """Returns the contents of two ranges together, as far as both are known."""
-    known = [name for name in CONTENTS if name in mine and name in theirs]
-    return {name: total([mine[name], theirs[name]]) for name in known}
 
 
 def _first(entry: Range) -> int:

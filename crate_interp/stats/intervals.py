@@ -7,26 +7,10 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float, Int, Shaped
 
-from crate_interp.stats.bootstrap import (
-    CONFIDENCE,
-    RESAMPLES,
-    groups,
-    resampled,
-    standardised,
-    studentised,
-)
-from crate_interp.stats.contrasts import (
-    FEWEST,
-    OF_GROUPS,
-    Difference,
-    Spread,
-    by_group,
-    contrast,
-    paired,
-)
+from crate_interp.stats import bootstrap, contrasts
 
 SPLITS = 50
-_Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+_Z = NormalDist().inv_cdf((1 + bootstrap.CONFIDENCE) / 2)
 _HALVINGS = 60  # halving an interval of length 2 this often reaches the last bit of a double
 Ends = tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."]]
 
@@ -44,7 +28,9 @@ def student_interval(
     from scipy.special import stdtrit
 
     n = np.asarray(n)
-    half = stdtrit(np.maximum(n - 1, 1), (1 + CONFIDENCE) / 2) * np.where(n > 1, error, np.nan)
+    half = stdtrit(np.maximum(n - 1, 1), (1 + bootstrap.CONFIDENCE) / 2) * np.where(
+        n > 1, error, np.nan
+    )
     return mean - half, mean + half
 
 
@@ -57,10 +43,12 @@ def interval_of_sums(sums: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.nda
     n, total, squares = (sums[name].to_numpy(float) for name in ("n", "total", "squares"))
     mean = total / n
     if "groups" in sums:
-        between, cross, sizes, groups = (sums[name].to_numpy(float) for name in OF_GROUPS)
+        between, cross, sizes, groups = (sums[name].to_numpy(float) for name in contrasts.OF_GROUPS)
         off = np.maximum(between - 2 * mean * cross + mean**2 * sizes, 0)  # sum_g (S_g - n_g m)^2
         error = np.sqrt(off * groups / np.maximum(groups - 1, 1)) / n
-        return mean, *student_interval(mean, np.where(groups < FEWEST, np.nan, error), groups)
+        return mean, *student_interval(
+            mean, np.where(groups < contrasts.FEWEST, np.nan, error), groups
+        )
     variance = np.maximum(squares - total * mean, 0) / np.maximum(n - 1, 1)
     return mean, *student_interval(mean, np.sqrt(variance / n), n)
 
@@ -73,7 +61,7 @@ def mean_interval(values: Shaped[np.ndarray, "n c"]) -> Ends:
     """
     if values.dtype == bool:
         return share_interval(values.sum(axis=0), len(values) if len(values) > 1 else 0)
-    return paired(values).ends
+    return contrasts.paired(values).ends
 
 
 def share_interval(
@@ -88,7 +76,7 @@ def share_interval(
     from scipy.special import betaincinv
 
     x, n = np.broadcast_arrays(np.asarray(successes, dtype=float), np.asarray(n, dtype=float))
-    n, tail = np.where(n > 0, n, np.nan), (1 - CONFIDENCE) / 2
+    n, tail = np.where(n > 0, n, np.nan), (1 - bootstrap.CONFIDENCE) / 2
     low = betaincinv(np.maximum(x, 1), n - x + 1, tail)
     high = betaincinv(x + 1, np.maximum(n - x, 1), 1 - tail)
     return np.where(x == 0, 0 * n, low), np.where(x == n, 1.0, high)
@@ -109,7 +97,7 @@ def linearised_ratio(
     return ratio + (above - ratio * below) / share
 
 
-def paired_shares(values: Float[np.ndarray, "n c"]) -> Difference:
+def paired_shares(values: Float[np.ndarray, "n c"]) -> contrasts.Difference:
     """Returns, for each column, the difference of two paired shares.
 
     A column holds 1, 0 or -1 for each of n samples, and its mean is the difference. Let b be the
@@ -134,7 +122,7 @@ def paired_shares(values: Float[np.ndarray, "n c"]) -> Difference:
         ends.append(np.where(_within(more, less, n, np.full_like(middle, far)), far, inside))
     p = 2 * bdtr(np.minimum(more, less), (more + less).astype(int), 0.5)
     p = np.where(more + less > 0, np.minimum(p, 1.0), 1.0)
-    return Difference(middle, blank, ends[0], ends[1], p)
+    return contrasts.Difference(middle, blank, ends[0], ends[1], p)
 
 
 def _within(more: np.ndarray, less: np.ndarray, n: int, difference: np.ndarray) -> np.ndarray:
@@ -173,7 +161,7 @@ def halves(
 
 def over_splits(
     scores: Float[np.ndarray, "draw n c"], groups: Int[np.ndarray, "n"] | None = None
-) -> Difference:
+) -> contrasts.Difference:
     """Returns the mean over samples and splits of scores `[draw, n, column]`, with its interval.
 
     In each split a choice was made on one half of the samples and scored on the other. The number
@@ -183,9 +171,9 @@ def over_splits(
     what these samples choose, and other samples would choose anew. The interval is Student's
     (`contrast`). groups: as in `halves`; samples then are groups (`by_group`).
     """
-    values = by_group(scores.mean(axis=0), groups)
-    samples, spread = studentised(values), Spread(scores.mean(axis=1), 1.0)
-    return contrast(samples.mean, [spread], samples.error**2, float(len(values)))
+    values = contrasts.by_group(scores.mean(axis=0), groups)
+    samples, spread = bootstrap.studentised(values), contrasts.Spread(scores.mean(axis=1), 1.0)
+    return contrasts.contrast(samples.mean, [spread], samples.error**2, float(len(values)))
 
 
 LEVEL = 0.05  # an adjusted p up to this level shows a difference
@@ -249,15 +237,19 @@ def max_t(
     step-down maximum t; the factor and the least error* are ours.
     """
     columns = values.shape[1]
-    t, p, draws = np.full(columns, np.nan), np.full(columns, np.nan), np.zeros((RESAMPLES, columns))
-    for there, group in groups(values):
+    t, p, draws = (
+        np.full(columns, np.nan),
+        np.full(columns, np.nan),
+        np.zeros((bootstrap.RESAMPLES, columns)),
+    )
+    for there, group in bootstrap.groups(values):
         n = int(there.sum())
         if n < 2:
             continue
-        mean, error, scaled = standardised(values[np.ix_(there, group)])
+        mean, error, scaled = bootstrap.standardised(values[np.ix_(there, group)])
         t[group] = max(1 - UNSEEN / n, 0.0) * mean / np.where(error > 0, error, np.nan)
         least = LEAST_ERROR / n**0.5  # the error of `scaled` is 1 / sqrt(n)
-        for part, means, errors in resampled(scaled):
+        for part, means, errors in bootstrap.resampled(scaled):
             draws[part][:, group] = means / np.maximum(errors, least)
     order = np.argsort(-np.abs(t))[: int((~np.isnan(t)).sum())]  # NaN comes last
     last_first = draws[:, order[::-1]]
@@ -265,6 +257,6 @@ def max_t(
         (np.maximum.accumulate(sign * last_first, axis=1)[:, ::-1] >= sign * t[order]).sum(axis=0)
         for sign in (1, -1)
     ]
-    found = np.minimum(2 * (1 + np.where(t[order] > 0, *counts)) / (RESAMPLES + 1), 1.0)
+    found = np.minimum(2 * (1 + np.where(t[order] > 0, *counts)) / (bootstrap.RESAMPLES + 1), 1.0)
     p[order] = np.maximum(np.maximum.accumulate(found), alone[order])
     return p

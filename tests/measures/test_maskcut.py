@@ -115,10 +115,10 @@ def test_a_graph_in_pieces_parts_the_second_largest():
 @pytest.mark.parametrize(
     "affinity, message",
     [
-        (torch.ones(3, 4), r"must be \[pos, pos\] with pos > 1, got \[3, 4\]"),
+        (torch.ones(3, 4), r"is \[pos, pos\] with pos > 1, got \[3, 4\]"),
         (torch.ones(1, 1), "with pos > 1"),
         (torch.tensor([[1.0, 2.0], [3.0, 1.0]]), r"symmetric.*\(A \+ A.T\) / 2"),
-        (torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), "clamp with min=0"),
+        (torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), "symmetric, finite and >= 0"),
         (torch.tensor([[1.0, torch.nan], [torch.nan, 1.0]]), "finite"),
         (torch.tensor([[1.0, 0.0], [0.0, 0.0]]), "token 1 has weight 0"),
     ],

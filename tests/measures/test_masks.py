@@ -276,10 +276,10 @@ WRONG = {
     "query": (lambda: attention_map(draw(0, 2, 5, 3), draw(0, 2, 5, 3), 5), "query=5"),
     "keys": (lambda: attention_map(draw(0, 2, 5, 3), draw(0, 2, 6, 3)), "differ in shape"),
     "no patch": (lambda: attention_map(draw(0, 2, 1, 3), draw(0, 2, 1, 3)), "no patch"),
-    "no layers": (lambda: attention_rollout(draw(0, 0, 2, 5, 5)), "not empty"),
-    "not square": (lambda: attention_rollout(draw(0, 2, 2, 5, 6)), "not empty"),
+    "no layers": (lambda: attention_rollout(draw(0, 0, 2, 5, 5)), "head, pos, pos"),
+    "not square": (lambda: attention_rollout(draw(0, 2, 2, 5, 6)), "head, pos, pos"),
     "pca grid": (lambda: pca_map(draw(0, 2, 5, 3), (2, 3), 1), "do not fit"),
-    "pca components": (lambda: pca_map(draw(0, 2, 6, 3), (2, 3), 4), "3 dimensions"),
+    "pca components": (lambda: pca_map(draw(0, 2, 6, 3), (2, 3), 4), "give 1 to 3"),
     "pca nan": (lambda: pca_map(draw(0, 2, 6, 3) * torch.nan, (2, 3), 1), "NaN or Inf"),
 }
 
