@@ -112,10 +112,9 @@ def components(
     errors: as in `attention`.
     """
     _check(cache)
-    keys = hasattr(cache.model.blocks[0].attn, "hook_k")
-    point = point or ("attn.hook_k" if keys else "attn.hook_u")
-    values = cache.at(point, layer)
-    features = values.flatten(2)[:, cache.model.cfg.n_special :]  # [batch, patch, d]
+    keys = "attn.hook_k" if hasattr(cache.model.blocks[0].attn, "hook_k") else "attn.hook_u"
+    features = cache.at(point or keys, layer).flatten(2)  # [batch, pos, d]
+    features = features[:, cache.model.cfg.n_special :]
     return pca_map(features, _grid(cache, features.shape[1], grid), n_components)
 
 
