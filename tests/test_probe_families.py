@@ -97,7 +97,7 @@ def test_positions(tokens):
     for wrong, match in (([13], "there are 13 tokens"), ([0, -13], "each token once")):
         with pytest.raises(ValueError, match=match):
             sweep(lm, tokens, ci.probes.sparsity(tokens=wrong))
-    with pytest.raises(ValueError, match="this one reads text"):
+    with pytest.raises(ValueError, match="is for models of images"):
         sweep(lm, tokens, ci.probes.compression(tokens="patches"))
 
 

@@ -255,7 +255,7 @@ def test_probes_that_answer_wrongly(model, data):
             ci.sweep(model, data, probes=probe(answer), controls=0, progress=False)
         assert leftover_hooks(model) == []
 
-    fails("returned 'b', which is not among its statistics: a", lambda z: {"b": z.mean((1, 2))})
+    fails("returned 'b', which is none of a", lambda z: {"b": z.mean((1, 2))})
     fails(
         r"p.a must be a tensor \[batch\] or \[batch, head\] with batch=7, got shape \[13, 7\]",
         lambda z: {"a": z.mean(2).T},

@@ -142,7 +142,7 @@ def test_a_folder_of_another_training_is_refused(images, tmp_path):
         other.pos_embed.mul_(2)
     again = ci.watch(other, images, every=2, limit=5, out=tmp_path)
     kept = ci.WatchResult.load(tmp_path).digest()
-    refuses("holds another training: at step 0 the mean of .* folder", lambda: again.__enter__())
+    refuses("holds another training: at step 0 the mean of", lambda: again.__enter__())
     refuses("use `with ci.watch", lambda: again.step(), RuntimeError)
     assert ci.WatchResult.load(tmp_path).digest() == kept
     with ci.watch(trained(images, 4), images, every=2, limit=5, out=tmp_path, start=4) as watch:

@@ -30,26 +30,18 @@ def resolve(probes: str | Probe | Sequence[str | Probe] | None) -> list[Probe]:
     Raises ValueError for unknown names, for no probe at all, and for two probes with the same name.
     """
     if not (probes is None or (isinstance(probes, (str, Probe, Sequence)) and probes)):
-        raise ValueError(
-            f"probes={checks.shown(probes)}: give names such as {', '.join(DEFAULT)}, ci.Probe "
-            "objects, or None for these names."
-        )
+        known = ", ".join(DEFAULT)
+        raise ValueError(f"probes={checks.shown(probes)}: give names such as {known}, or probes.")
     named = DEFAULT if probes is None else probes
     named = [named] if isinstance(named, (str, Probe)) else named
     resolved = [_named(probe) if isinstance(probe, str) else probe for probe in named]
     for probe in resolved:
         if not isinstance(probe, Probe):
             call = f": call it, {getattr(probe, '__name__', 'probe')}()" if callable(probe) else ""
-            raise ValueError(
-                f"{type(probe).__name__} is not a probe{call}. Give a name, or ci.Probe(name, "
-                "points, measure, statistics)."
-            )
+            raise ValueError(f"{type(probe).__name__} is not a probe{call}. Give a ci.Probe.")
     names = [probe.name for probe in resolved]
     if len(set(names)) < len(names):
-        raise ValueError(
-            f"two probes share a name ({', '.join(names)}): give each its own name, with "
-            "dataclasses.replace(probe, name=...)."
-        )
+        raise ValueError(f"two probes share a name ({', '.join(names)}): give each another name=.")
     return resolved
 
 

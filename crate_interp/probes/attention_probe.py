@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crate_interp.core import checks
 from crate_interp.measures import (
     assignment_entropy,
     attention_entropy,
@@ -23,7 +22,7 @@ from crate_interp.measures import (
 )
 from crate_interp.probes import layer_reading
 from crate_interp.probes.layer_reading import Block, Tokens
-from crate_interp.probes.probe import Acts, Probe
+from crate_interp.probes.probe import Acts, Probe, with_settings
 from crate_interp.results.statistic import Statistic
 
 _entropy = partial(Statistic, unit="nats", low=0.0, high=None)
@@ -77,14 +76,13 @@ def attention(tokens: Tokens = "all", name: str = "attention") -> Probe:
     and the mass on CLS itself. tokens: the queries, "all", "patches" (without CLS) or positions;
     the keys are all tokens. Models of text have no CLS statistics.
     """
-    tokens = layer_reading.check_tokens(tokens)
-    return Probe(
+    return with_settings(
+        _measure,
+        {"tokens": tokens},
         name=name,
         heading="Attention: how many tokens a head looks at",
         points=("attn.hook_pattern",),
-        measure=partial(_measure, tokens=tokens),
         statistics=_STATISTICS,
-        settings={"tokens": tokens},
     )
 
 
@@ -97,28 +95,21 @@ def _measure(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
         even = float(torch.log(layer_reading.visible_keys(queries).double()).mean())
     uniform = pattern.new_full((len(pattern),), even)
     answer = {"entropy": entropy.mean(dim=-1), "entropy_uniform": uniform}
-    if not layer_reading.n_special(block):
+    special = layer_reading.n_special(block)
+    if not special:
         return answer
     cls = pattern[:, :, :1]
+    # in float64, because CLS may leave only a millionth to the patches
+    shares = cls[..., 0, special:].double()
+    whole = shares.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
     return answer | {
         "entropy_cls": (entropy if tokens == "all" else attention_entropy(cls))[..., 0],
         "top1_cls": top_mass(cls, 1)[..., 0],
         "top5_cls": top_mass(cls, min(5, cls.shape[-1]))[..., 0],
         "support_cls": effective_support(cls)[..., 0],
         "self_cls": cls[..., 0, 0],
-        "entropy_patches": _among(cls[..., 0, layer_reading.n_special(block) :]),
+        "entropy_patches": torch.special.entr(shares / whole).sum(dim=-1),
     }
-
-
-def _among(shares: Tensor) -> Tensor:
-    """Returns the entropy of shares `[..., patch]`, scaled to sum to 1; 0 if all shares are 0.
-
-    It is computed in float64, because CLS may leave only a millionth to the patches.
-    """
-    shares = shares.double()
-    whole = shares.sum(dim=-1, keepdim=True)
-    shares = shares / whole.clamp_min(torch.finfo(whole.dtype).tiny)
-    return torch.special.entr(shares).sum(dim=-1)
 
 
 _BOUND = (
@@ -164,15 +155,13 @@ def membership(eps: float = 0.1, tokens: Tokens = "all", name: str = "membership
     in a causal model each token has moments of its own, so that there is no one bound. Raises
     ValueError for eps <= 0.
     """
-    checks.positive("eps", eps)
-    tokens = layer_reading.check_tokens(tokens)
-    return Probe(
+    return with_settings(
+        _measure_membership,
+        {"eps": eps, "tokens": tokens},
         name=name,
         heading="Membership: which subspaces a token belongs to",
         points=("hook_resid_pre", "attn.hook_pi", "hook_resid_mid"),
-        measure=partial(_measure_membership, eps=eps, tokens=tokens),
         statistics=_MEMBERSHIP,
-        settings={"eps": eps, "tokens": tokens},
         subspaces=True,
     )
 
@@ -230,24 +219,21 @@ def representatives(eps: float = 0.1, name: str = "representatives") -> Probe:
     the contraction of before. As in the official code a representative is its pooled code plus
     step_rep times what it contracts. Raises ValueError for eps <= 0.
     """
-    checks.positive("eps", eps)
-    return Probe(
+    return with_settings(
+        _measure_representatives,
+        {"eps": eps},
         name=name,
         heading="Representatives: how tokens are contracted",
         points=("hook_resid_pre", "attn.hook_contract", "hook_resid_mid"),
-        measure=partial(_measure_representatives, eps=eps),
         statistics=_REPRESENTATIVES,
-        settings={"eps": eps},
         subspaces=True,
     )
 
 
 def _measure_representatives(block: Block, acts: Acts, eps: float) -> dict[str, Tensor]:
     contract = acts["attn.hook_contract"]
-    answer = {
-        "in_use": representatives_in_use(contract),
-        "coverage": contraction_coverage(contract),
-    }
+    answer = {"in_use": representatives_in_use(contract)}
+    answer["coverage"] = contraction_coverage(contract)
     attn: Any = block.attn
     whole = attn.reading(contract)
     for place, point in (("pre", "hook_resid_pre"), ("mid", "hook_resid_mid")):

@@ -74,16 +74,18 @@ def labels_of(probes: Sequence[Probe]) -> dict[str, dict[str, Any]]:
 
     "titles": title, direction and column of statistics; "headings": the headings of probes.
     """
-    titles, headings = {}, {}
-    for probe in probes:
-        for name, record in probe.records.items():
-            full = f"{probe.name}.{name}"
-            if record.labels != _known(full, record.facts).labels:
-                titles[full] = list(record.labels)
-        if probe.heading not in ("", _known_heading(probe.name)):
-            headings[probe.name] = probe.heading
-    found = {"titles": titles, "headings": headings}
-    return {kind: words for kind, words in found.items() if words}
+    titles = {
+        f"{probe.name}.{name}": list(record.labels)
+        for probe in probes
+        for name, record in probe.records.items()
+        if record.labels != _known(f"{probe.name}.{name}", record.facts).labels
+    }
+    headings = {
+        probe.name: probe.heading
+        for probe in probes
+        if probe.heading not in ("", _known_heading(probe.name))
+    }
+    return ({"titles": titles} if titles else {}) | ({"headings": headings} if headings else {})
 
 
 def _known_heading(probe: str) -> str:

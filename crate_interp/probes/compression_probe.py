@@ -17,7 +17,7 @@ from crate_interp.measures import (
 )
 from crate_interp.probes import layer_reading
 from crate_interp.probes.layer_reading import Block, Tokens
-from crate_interp.probes.probe import Acts, Probe
+from crate_interp.probes.probe import Acts, Probe, with_settings
 from crate_interp.results.statistic import Statistic
 
 _rate = partial(Statistic, unit="nats per token", low=0.0, high=None)
@@ -76,25 +76,21 @@ def compression(
     `zero_codes` is summed into the result's meta. Raises ValueError for eps <= 0, and for an
     unknown place or basis.
     """
-    checks.positive("eps", eps)
     if isinstance(at, str) or not len(at) or set(at) - set(PLACES) or len(set(at)) < len(at):
         raise ValueError(
             f"at={at!r}: give some of {', '.join(PLACES)}, each once, such as ('pre', 'mid')."
         )
     checks.one_of("basis", basis, ("stored", "orthonormal"))
-    tokens = layer_reading.check_tokens(tokens)
-    settings = {"eps": eps, "at": list(at), "norm": norm, "tokens": tokens, "basis": basis}
-    points = {place: PLACES[place][0] for place in at}
-    return Probe(
+    return with_settings(
+        _measure,
+        {"eps": eps, "at": list(at), "norm": norm, "tokens": tokens, "basis": basis},
         name=name,
         heading="Compression: how many nats a token costs",
-        points=tuple(points.values()),
+        points=tuple(PLACES[place][0] for place in at),
         optional=("attn.hook_u",),
-        measure=partial(_measure, eps=eps, points=points, norm=norm, tokens=tokens, basis=basis),
         statistics=_statistics(at, norm),
         counts=("zero_codes",),
         final=partial(_final, eps=eps, tokens=tokens) if "pre" in at and not norm else None,
-        settings=settings,
         final_block=True,
         subspaces=True,
     )
@@ -136,36 +132,33 @@ def _statistics(at: Sequence[str], norm: bool) -> dict[str, Statistic]:
 
 
 def _measure(
-    block: Block,
-    acts: Acts,
-    eps: float,
-    points: dict[str, str],
-    norm: bool,
-    tokens: Tokens,
-    basis: str,
+    block: Block, acts: Acts, eps: float, at: list[str], norm: bool, tokens: Tokens, basis: str
 ) -> dict[str, Tensor]:
     u = layer_reading.subspaces(block)
     used = u if u is None or basis == "stored" else layer_reading.orthonormal_basis(block, acts)[0]
     answer: dict[str, Tensor] = {}
-    for place, point in points.items():
+    for place in at:
+        point = PLACES[place][0]
         z = layer_reading.picked(acts[point], tokens, block)
         z = layer_reading.as_attention_reads(block, z) if norm else z
-        rate = coding_rate(z, eps)
-        answer[f"rate_{place}"] = rate
+        answer[f"rate_{place}"] = rate = coding_rate(z, eps)
         if used is not None:
-            codes = (
-                rates.head_codes(z, used)
-                if norm
-                else layer_reading.picked(_codes(block, acts, point, basis), tokens, block, axis=2)
-            )
+            if norm:
+                codes = rates.head_codes(z, used)
+            else:
+                codes = _codes(block, acts, point, basis)
+                codes = layer_reading.picked(codes, tokens, block, axis=2)
             per_head = rates.rate_of_codes(codes, z, used, eps)
-            total = per_head.sum(dim=-1)
-            answer |= {
-                f"subspace_rate_{place}": total,
-                f"subspace_rate_{place}_head": per_head,
-                f"reduction_{place}": rate - total,
-            }
-    return answer | _official(block, acts, tokens)
+            answer[f"subspace_rate_{place}"] = total = per_head.sum(dim=-1)
+            answer[f"subspace_rate_{place}_head"] = per_head
+            answer[f"reduction_{place}"] = rate - total
+    if "attn.hook_u" in acts:
+        codes = layer_reading.picked(acts["attn.hook_u"], tokens, block)
+        # [batch, head] each
+        rate, zeros = rates.official_rate_and_zeros(codes.transpose(1, 2))
+        answer["official_rate"], answer["official_rate_head"] = rate.sum(dim=-1), rate
+        answer["zero_codes"] = zeros.sum(dim=-1)
+    return answer
 
 
 def _codes(block: Block, acts: Acts, point: str, basis: str) -> Tensor:
@@ -179,19 +172,6 @@ def _codes(block: Block, acts: Acts, point: str, basis: str) -> Tensor:
         layer_reading.orthonormal_codes(block, acts, point),
         layer_reading.orthonormal_basis(block, acts)[1],
     )
-
-
-def _official(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
-    if "attn.hook_u" not in acts:
-        return {}
-    codes = layer_reading.picked(acts["attn.hook_u"], tokens, block)
-    codes = codes.transpose(1, 2)  # [batch, head, pos, d_head]
-    rate, zeros = rates.official_rate_and_zeros(codes)  # [batch, head] each
-    return {
-        "official_rate": rate.sum(dim=-1),
-        "official_rate_head": rate,
-        "zero_codes": zeros.sum(dim=-1),
-    }
 
 
 def _final(z: Tensor, block: Block, eps: float, tokens: Tokens) -> dict[str, Tensor]:
@@ -223,13 +203,12 @@ def frames(eps: float = 0.1, tokens: Tokens = "all", name: str = "frames") -> Pr
     eps: as in the paper. tokens: "all", "patches" (without CLS) or positions. Layers whose queries,
     keys and values are different codes have no U and are left out. Raises ValueError for eps <= 0.
     """
-    eps, tokens = checks.positive("eps", eps), layer_reading.check_tokens(tokens)
-    return Probe(
+    return with_settings(
+        _measure_frames,
+        {"eps": eps, "tokens": tokens},
         name=name,
         points=("hook_resid_pre", "hook_resid_mid"),
-        measure=partial(_measure_frames, eps=eps, tokens=tokens),
         statistics=_FRAMES,
-        settings={"eps": eps, "tokens": tokens},
         subspaces=True,
     )
 
@@ -239,15 +218,14 @@ def _measure_frames(block: Block, acts: Acts, eps: float, tokens: Tokens) -> dic
     if u is None:
         return {}
     before, after = (
-        {
-            frame: subspace_coding_rate(z, u, eps).sum(dim=-1)
-            for frame, z in layer_reading.in_frames(
-                block, layer_reading.picked(acts[point], tokens, block)
-            ).items()
-        }
+        layer_reading.in_frames(block, layer_reading.picked(acts[point], tokens, block))
         for point in ("hook_resid_pre", "hook_resid_mid")
     )
-    return {f"change_{frame}": after[frame] - before[frame] for frame in layer_reading.FRAMES}
+    rate = partial(subspace_coding_rate, u=u, eps=eps)
+    return {
+        f"change_{frame}": rate(after[frame]).sum(dim=-1) - rate(before[frame]).sum(dim=-1)
+        for frame in layer_reading.FRAMES
+    }
 
 
 _SIZES = {"count": ("|Z|_0", "the count of entries"), "l1": ("|Z|_1", "the sum of entries")}
@@ -287,15 +265,13 @@ def objective(
     In a MAE decoder the output is not a code, because attention comes last. Raises ValueError for
     eps <= 0 or lambd < 0.
     """
-    eps, lambd = checks.positive("eps", eps), checks.non_negative("lambd", lambd)
-    tokens = layer_reading.check_tokens(tokens)
-    return Probe(
+    return with_settings(
+        _measure_objective,
+        {"eps": eps, "lambd": lambd, "tokens": tokens},
         name=name,
         heading="The objective that a layer is meant to lower",
         points=("hook_resid_post",),
-        measure=partial(_measure_objective, eps=eps, lambd=lambd, tokens=tokens),
         statistics=_OBJECTIVE,
-        settings={"eps": eps, "lambd": lambd, "tokens": tokens},
         subspaces=True,
     )
 

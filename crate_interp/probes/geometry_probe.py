@@ -9,7 +9,7 @@ from crate_interp.measures import effective_rank, stable_rank
 from crate_interp.measures.subspaces import energy_of_codes
 from crate_interp.probes import layer_reading
 from crate_interp.probes.layer_reading import Block, Tokens
-from crate_interp.probes.probe import Acts, Probe
+from crate_interp.probes.probe import Acts, Probe, with_settings
 from crate_interp.results.statistic import Statistic
 
 _defect = partial(Statistic, unit="", low=0.0, high=None)
@@ -57,17 +57,16 @@ def alignment(tokens: Tokens = "all", name: str = "alignment") -> Probe:
     "patches" (without CLS) or positions. The probe needs layers whose queries, keys and values are
     the same code.
     """
-    tokens = layer_reading.check_tokens(tokens)
-    return Probe(
+    return with_settings(
+        _measure,
+        {"tokens": tokens},
         name=name,
         heading="Geometry: are the weights what the theory assumes",
         # the value at attn.hook_u is not used; naming this point leaves out layers without U,
         # which lack the point
         points=("hook_resid_mid", "attn.hook_u"),
-        measure=partial(_measure, tokens=tokens),
         statistics=_STATISTICS,
         weights=_of_weights,
-        settings={"tokens": tokens},
         subspaces=True,
     )
 
@@ -84,15 +83,14 @@ def _of_weights(block: Block) -> dict[str, Tensor]:
     u, d = layer_reading.subspaces(block), layer_reading.dictionary(block)
     answer: dict[str, Tensor] = {}
     if d is not None:
-        answer |= {"dictionary_defect": measures.dictionary_defect(d)}
-        answer |= {"dictionary_shape": measures.scale_free_defect(d)}
-    if u is None:
-        return answer
-    answer |= {
-        "orthonormality": measures.orthonormality_defect(u),
-        "completeness": measures.completeness_defect(u),
-    }
-    return answer | ({"head_overlap": measures.head_overlap(u)} if len(u) > 1 else {})
+        answer["dictionary_defect"] = measures.dictionary_defect(d)
+        answer["dictionary_shape"] = measures.scale_free_defect(d)
+    if u is not None:
+        answer["orthonormality"] = measures.orthonormality_defect(u)
+        answer["completeness"] = measures.completeness_defect(u)
+    if u is not None and len(u) > 1:
+        answer["head_overlap"] = measures.head_overlap(u)
+    return answer
 
 
 _GAUSS = "a Gaussian m x n matrix has about m n / (sqrt m + sqrt n)^2"
@@ -145,17 +143,16 @@ def ranks(tokens: Tokens = "all", name: str = "ranks") -> Probe:
     sparse step; a layer that lacks a weight lacks the rank of that weight. This is not a default
     probe, because a singular value decomposition costs as much as a layer.
     """
-    tokens = layer_reading.check_tokens(tokens)
-    return Probe(
+    return with_settings(
+        _measure_ranks,
+        {"tokens": tokens},
         name=name,
         heading="Ranks: how many directions there are",
         points=("hook_resid_pre", "attn.hook_pattern"),
         optional=("mlp.hook_post",),
-        measure=partial(_measure_ranks, tokens=tokens),
         statistics=_RANKS,
         final=partial(_final, tokens=tokens),
         weights=_ranks_of_weights,
-        settings={"tokens": tokens},
         final_block=True,
         subspaces=True,
     )

@@ -127,8 +127,8 @@ def in_frames(block: Block, z: Float[Tensor, "batch pos d_model"]) -> dict[str, 
 
 def orthonormal_basis(block: Block, acts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Returns Q `[head, d_model, d_head]` and R `[head, d_head, d_head]` with U_k = Q_k R_k."""
-    store = acts.of_weights if isinstance(acts, LayerActs) else {}
     u: Any = block.attn.U
+    store: Store = getattr(acts, "of_weights", {})
     return _once(store, "qr", lambda: tuple(part.contiguous() for part in qr(u.detach())))
 
 
@@ -136,8 +136,8 @@ def stored_codes(
     block: Block, acts: Mapping[str, Tensor], point: str
 ) -> Float[Tensor, "batch head pos d_head"]:
     """Returns the codes Z U_k of all tokens Z at a point, with U_k as stored."""
-    store = acts.of_weights if isinstance(acts, LayerActs) else {}
     u: Any = block.attn.U
+    store: Store = getattr(acts, "of_weights", {})
     return head_codes(acts[point], _once(store, "U", lambda: u.detach().contiguous()))
 
 
@@ -145,24 +145,24 @@ def orthonormal_codes(
     block: Block, acts: Mapping[str, Tensor], point: str
 ) -> Float[Tensor, "batch head pos d_head"]:
     """Returns the codes Z Q_k of all tokens Z at a point, with the orthonormal bases Q_k."""
-    store = acts.made if isinstance(acts, LayerActs) else {}
     basis, _ = orthonormal_basis(block, acts)
+    store: Store = getattr(acts, "made", {})
     return _once(store, f"codes of {point}", lambda: head_codes(acts[point], basis))
 
 
-def check_tokens(tokens: Tokens) -> Tokens:
-    """Checks and returns the tokens to measure: "all", "patches", or a list of positions.
+def check_tokens(name: str, tokens: Tokens) -> Tokens:
+    """Returns the tokens to measure: "all", "patches", or a list of positions.
 
-    Raises ValueError for anything else, and for repeated positions.
+    Raises ValueError, with the argument's `name`, for anything else, and for repeated positions.
     """
     if tokens in ("all", "patches"):
         return tokens
-    places = list(tokens) if isinstance(tokens, (list, tuple, range)) else []
-    whole = all(type(place) is int for place in places)
-    if not places or not whole or len(set(places)) < len(places):
+    places: list[Any] = list(tokens) if isinstance(tokens, (list, tuple, range)) else []
+    whole = places and all(type(place) is int for place in places)
+    if not whole or len(set(places)) < len(places):
         raise ValueError(
-            f"tokens={tokens!r}: give 'all', 'patches' (without CLS) or positions such as [1, 5, "
-            "-1], each once."
+            f"{name}={tokens!r}: give 'all', 'patches' (without CLS) or positions such as [1, -1], "
+            "each once."
         )
     return places
 
@@ -177,16 +177,12 @@ def picked(tensor: Tensor, tokens: Tokens, block: Block, axis: int = 1) -> Tenso
         return tensor
     if tokens == "patches":
         if not hasattr(block.attn.cfg, "n_special"):
-            raise ValueError(
-                "tokens='patches' is for models of images, but this one reads text: give 'all' or "
-                "positions."
-            )
+            raise ValueError("tokens='patches' is for models of images: give 'all' or positions.")
         first = n_special(block)
         return tensor.narrow(axis, first, tensor.shape[axis] - first)
     count = tensor.shape[axis]
-    places = [int(place) % count for place in tokens]
-    outside = any(not -count <= int(place) < count for place in tokens)
-    if outside or len(set(places)) < len(places):
+    places = [int(place) + count * (int(place) < 0) for place in tokens]
+    if not set(places) <= set(range(count)) or len(set(places)) < len(places):
         raise ValueError(
             f"tokens={list(tokens)}: there are {count} tokens. Give positions from 0 to "
             f"{count - 1}, each token once; -1 is the last."

@@ -58,10 +58,9 @@ def attention(
     _check(cache)
     cfg, whole = cache.model.cfg, scaled and cls_key
     points = points_of(cfg.facts["attention"], whole)
-    if points == ("attn.hook_pattern",):  # as the model computed it, with the edits of hooks
-        acts = {points[0]: _whole_pattern(cache, layer)}
-    else:
-        acts = {point: cache.at(point, layer) for point in points}
+    acts = {point: cache.at(point, layer) for point in points}
+    if "attn.hook_pattern" in acts:  # as the model computed it, with the edits of hooks
+        _whole_pattern(cache, layer)  # raises for a slice
     count = acts[points[0]].shape[-1 if whole else 1]
     grid = _grid(cache, count - cfg.n_special, grid)
     place = _position(query, grid, cfg.n_special)
@@ -112,10 +111,9 @@ def components(
     errors: as in `attention`.
     """
     _check(cache)
-    keys = hasattr(cache.model.blocks[0].attn, "hook_k")
-    point = point or ("attn.hook_k" if keys else "attn.hook_u")
-    values = cache.at(point, layer)
-    features = values.flatten(2)[:, cache.model.cfg.n_special :]  # [batch, patch, d]
+    keys = "attn.hook_k" if hasattr(cache.model.blocks[0].attn, "hook_k") else "attn.hook_u"
+    features = cache.at(point or keys, layer).flatten(2)  # [batch, pos, d]
+    features = features[:, cache.model.cfg.n_special :]
     return pca_map(features, _grid(cache, features.shape[1], grid), n_components)
 
 
@@ -210,16 +208,12 @@ def _corners(model: HookedModel, images: Tensor, stride: Size | None) -> list[tu
     if any(side < w or side % p for side, w, p in zip(sides, window, patch, strict=True)):
         raise ValueError(
             f"images are {list(getattr(images, 'shape', []))}: give [batch, channels, height, "
-            f"width] of at least a window, {window[0]} x {window[1]}, in multiples of the patch "
-            f"{patch}. model.pad(images) pads images to such multiples."
+            f"width] of at least {window}, in multiples of the patch {patch} (model.pad(images))."
         )
     half = [max(w // 2 // p, 1) * p for w, p in zip(window, patch, strict=True)]
     steps = half if stride is None else checks.size("stride", stride)
     if any(step % p or step > w for step, p, w in zip(steps, patch, window, strict=True)):
-        raise ValueError(
-            f"stride={stride}: give a multiple of the patch {patch} that is at most a window, "
-            f"{window[0]} x {window[1]}."
-        )
+        raise ValueError(f"stride={stride}: give a multiple of the patch {patch}, to {window}.")
     tops, lefts = (  # the last window of a side ends at the edge
         sorted({*range(0, side - w + 1, step), side - w})
         for side, w, step in zip(sides, window, steps, strict=True)
@@ -231,8 +225,7 @@ def _check(cache: CrateCache) -> None:
     """Raises ValueError unless the cache is of a model of images, as the model is now."""
     if not isinstance(cache, CrateCache) or not hasattr(cache.model.cfg, "n_special"):
         raise ValueError(
-            f"got a {type(cache).__name__} that is not of a model of images: give the cache of "
-            "model.run_with_cache(images), or cache.visual of a CLIP's."
+            "give the cache of model.run_with_cache(images), or a CLIP's cache.visual."
         )
     cache.check_weights()
 
@@ -246,10 +239,7 @@ def _whole_pattern(cache: CrateCache, layer: int) -> Tensor:
     check_pattern(cache.model.cfg, "a roll-out")
     pattern = cache.at("attn.hook_pattern", layer)
     if pattern.shape[-2] != pattern.shape[-1]:
-        raise ValueError(
-            f"the cache holds {pattern.shape[-2]} of {pattern.shape[-1]} tokens: call "
-            "run_with_cache without pos_slice."
-        )
+        raise ValueError("the cache lacks tokens: call run_with_cache without pos_slice.")
     return pattern
 
 

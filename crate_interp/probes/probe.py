@@ -4,14 +4,17 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from crate_interp.probes.layer_reading import Block, LayerActs
+from crate_interp.core import checks
+from crate_interp.probes.layer_reading import Block, LayerActs, check_tokens
 from crate_interp.results.statistic import Facts, Statistic, described
 
 Acts = Mapping[str, Tensor]
+_CHECKS = {"eps": checks.positive, "lambd": checks.non_negative, "tokens": check_tokens}
 MASKS = ("masks", "other_masks", "sample")  # further activations of a probe that needs masks
 
 
@@ -62,10 +65,7 @@ class Probe:
 
     def __post_init__(self) -> None:
         if isinstance(self.points, str) or any(p.startswith("blocks.") for p in self.points):
-            raise ValueError(
-                f"points={self.points!r}: give a tuple of names inside a block, such as "
-                "('hook_resid_mid',)."
-            )
+            raise ValueError(f"points={self.points!r}: give names inside a block, in a tuple.")
         object.__setattr__(self, "points", tuple(self.points))
         if not isinstance(self.statistics, Mapping) or not self.statistics:
             raise ValueError(
@@ -73,23 +73,15 @@ class Probe:
                 "to read it)}."
             )
         for name in (*self.counts, *self.per_head):
-            if name not in self.statistics:
-                raise ValueError(
-                    f"counts or per_head has {name!r}, which is not among the statistics: "
-                    f"{', '.join(self.statistics)}."
-                )
+            checks.one_of("counts or per_head", name, self.statistics)
         for name in (self.name, *self.statistics):
             if not isinstance(name, str) or not name or set(name) & set("./\\"):
-                raise ValueError(
-                    f"a probe or statistic is called {name!r}: a name is without dots and slashes."
-                )
+                raise ValueError(f"the name {name!r}: give a text without dots and slashes.")
         _ = self.records  # raises for a record that is none
         try:
             json.dumps(dict(self.settings))
         except (TypeError, ValueError):
-            raise ValueError(
-                f"settings={self.settings!r} of {self.name!r}: give names with JSON values."
-            ) from None
+            raise ValueError(f"settings={self.settings!r}: give names with JSON values.") from None
 
     @property
     def records(self) -> dict[str, Statistic]:
@@ -97,6 +89,20 @@ class Probe:
         return {
             name: described(f"{self.name}.{name}", facts) for name, facts in self.statistics.items()
         }
+
+
+def with_settings(
+    measure: Callable[..., Mapping[str, Tensor]], settings: dict[str, Any], **fields: object
+) -> Probe:
+    """Returns a built-in probe, whose settings are further arguments of `measure`.
+
+    Raises ValueError for eps <= 0, lambd < 0, and tokens that are none (`check_tokens`).
+    """
+    for name, check in _CHECKS.items():
+        if name in settings:
+            settings[name] = check(name, settings[name])
+    more: Any = fields
+    return Probe(measure=partial(measure, **settings), settings=settings, **more)
 
 
 def on_weights(probe: Probe, block: Block) -> dict[str, Tensor]:
@@ -159,16 +165,12 @@ def _checked_answer(
     probe: Probe, answer: Any, axes: tuple[int, ...], batch: int | None
 ) -> dict[str, Tensor]:
     if not isinstance(answer, Mapping):
-        raise ValueError(
-            f"the probe {probe.name!r} returned {type(answer).__name__}: return {{statistic: "
-            "tensor}."
-        )
+        kind = type(answer).__name__
+        raise ValueError(f"{probe.name!r} returned {kind}: return {{statistic: tensor}}.")
     for name, value in answer.items():
         if name not in probe.statistics:
-            raise ValueError(
-                f"the probe {probe.name!r} returned {name!r}, which is not among its statistics: "
-                f"{', '.join(probe.statistics)}."
-            )
+            known = ", ".join(probe.statistics)
+            raise ValueError(f"{probe.name!r} returned {name!r}, which is none of {known}.")
         is_real = isinstance(value, Tensor) and not value.is_complex()
         if not is_real or value.ndim not in axes or batch not in (None, *value.shape[:1]):
             shape = f"[batch] or [batch, head] with batch={batch}" if batch else "[] or [head]"

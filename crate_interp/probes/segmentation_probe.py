@@ -1,9 +1,7 @@
 """How well attention maps segment: each head's mask against the masks of the data."""
 
 from collections.abc import Mapping
-from functools import partial
 from itertools import product
-from typing import Any
 
 import torch
 from einops import rearrange
@@ -14,7 +12,7 @@ from crate_interp.core import checks
 from crate_interp.measures import attention_map, jaccard, mass_mask, top_mask
 from crate_interp.models.hook_points import PATTERNLESS
 from crate_interp.probes.layer_reading import Block, n_special
-from crate_interp.probes.probe import Acts, Probe
+from crate_interp.probes.probe import Acts, Probe, with_settings
 from crate_interp.results.statistic import Statistic
 
 IGNORED = 255
@@ -47,23 +45,22 @@ CHANCE = {
 }
 
 
-def _statistics() -> dict[str, Statistic]:
-    """Returns the record of each statistic, for each rule, resolution and chance level."""
-    answer: dict[str, Statistic] = {}
-    for rule, resolution, (level, words) in product(RULES, RESOLUTIONS, CHANCE.items()):
-        what, where, way = words
-        name = f"{rule}_{resolution}{level}"
-        title = f"Jaccard index, {rule} rule, in {resolution}s{where}"
-        how = f"Overlap, in {resolution}s, {_RULE[rule]}, {what}."
-        mean = f"{how} Mean over the classes of an image."
-        best = f"{how} Score of the best head for each class, which the mask itself chooses."
-        answer[name] = Statistic(title, way, "", 0.0, 1.0, mean)
-        chosen = f"{title}, best head for each class"
-        answer[f"{name}_best"] = Statistic(chosen, way, "", 0.0, 1.0, best)
-    return answer
-
-
-STATISTICS = _statistics()
+_CHOICE = {  # suffix: (the words of the title, what is taken over heads or classes)
+    "": ("", "Mean over the classes of an image."),
+    "_best": (
+        ", best head for each class",
+        "Score of the best head for each class, which the mask itself chooses.",
+    ),
+}
+STATISTICS = {
+    f"{rule}_{resolution}{level}{best}": Statistic(
+        f"Jaccard index, {rule} rule, in {resolution}s{where}{chosen}", way, "", 0.0, 1.0,
+        f"Overlap, in {resolution}s, {_RULE[rule]}, {what}. {how}",
+    )
+    for rule, resolution in product(RULES, RESOLUTIONS)
+    for level, (what, where, way) in CHANCE.items()
+    for best, (chosen, how) in _CHOICE.items()
+}  # fmt: skip
 
 
 def segmentation(
@@ -100,21 +97,18 @@ def segmentation(
     another kind.
     """
     checks.one_of("kind", kind, _POINTS)
-    settings: dict[str, Any] = {
-        "mass": mass, "fraction": fraction, "query": query, "scaled": scaled, "cls_key": cls_key,
-    }  # fmt: skip
     for rule, share in ((mass_mask, mass), (top_mask, fraction)):
         rule(torch.ones(2), share)  # raises for a share outside (0, 1] before work starts
     if not checks.is_int(query):
         raise ValueError(f"query={query!r}: give the number of a token, 0 for CLS.")
-    settings["query"] = int(query)
-    return Probe(
+    maps = {"query": int(query), "scaled": scaled, "cls_key": cls_key}
+    return with_settings(
+        _measure,
+        {"mass": mass, "fraction": fraction} | maps,
         name=name,
         heading="Segmentation: do attention maps find objects",
         points=points_of(kind, scaled and cls_key),
-        measure=partial(_measure, **settings),
         statistics=STATISTICS,
-        settings=settings,
         per_head=[key for key in STATISTICS if not key.endswith("_best")],
         masks=True,
         partial=True,
@@ -172,22 +166,20 @@ def head_maps(
     """
     if "attn.hook_pi" in acts:
         return acts["attn.hook_pi"][..., special:]
-    if "attn.hook_contract" in acts:
-        contract = acts["attn.hook_contract"]  # [batch, head, rep, pos]
-        _check_query(query, contract.shape[-1])
-        row = (contract[..., query, None].mT @ contract)[:, :, 0]  # [batch, head, pos]
+    pattern, contract = acts.get("attn.hook_pattern"), acts.get("attn.hook_contract")
+    if contract is not None:  # [batch, head, rep, pos]
+        row = (contract[..., _checked(query, contract.shape[-1]), None].mT @ contract)[:, :, 0]
         return (row / row.sum(dim=-1, keepdim=True))[..., special:]
-    if "attn.hook_pattern" not in acts:
-        q, k = (acts[point].transpose(1, 2) for point in ("attn.hook_q", "attn.hook_k"))
-        return attention_map(q, k, query, scaled, cls_key, special)
-    pattern = acts["attn.hook_pattern"]
-    _check_query(query, pattern.shape[-2])
-    return pattern[:, :, query, special:]
+    if pattern is not None:
+        return pattern[:, :, _checked(query, pattern.shape[-2]), special:]
+    q, k = (acts[point].transpose(1, 2) for point in ("attn.hook_q", "attn.hook_k"))
+    return attention_map(q, k, query, scaled, cls_key, special)
 
 
-def _check_query(query: int, count: int) -> None:
+def _checked(query: int, count: int) -> int:
     if not -count <= query < count:
         raise ValueError(f"query={query}: there are {count} tokens, 0 (CLS) to {count - 1}.")
+    return query
 
 
 def random_order(count: int, sample: int) -> Tensor:

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from crate_interp.measures import effective_support, gini, support_for_energy, zero_fraction
 from crate_interp.measures.sparsity import l1_and_hoyer
-from crate_interp.probes.layer_reading import Block, Tokens, check_tokens, picked, visible_keys
-from crate_interp.probes.probe import Acts, Probe
+from crate_interp.probes.layer_reading import Block, Tokens, picked, visible_keys
+from crate_interp.probes.probe import Acts, Probe, with_settings
 from crate_interp.results.statistic import Statistic
 
 _STATISTICS: dict[str, Statistic] = {
@@ -37,14 +37,13 @@ def sparsity(tokens: Tokens = "all", name: str = "sparsity") -> Probe:
     tokens: "all", "patches" (without CLS) or positions. The authors' script counts the zeros of all
     tokens.
     """
-    tokens = check_tokens(tokens)
-    return Probe(
+    return with_settings(
+        _measure,
+        {"tokens": tokens},
         name=name,
         heading="Sparsity: how few entries of the code are on",
         points=("mlp.hook_post",),
-        measure=partial(_measure, tokens=tokens),
         statistics=_STATISTICS,
-        settings={"tokens": tokens},
     )
 
 
@@ -54,8 +53,6 @@ def _measure(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
     per_token = {"zero_fraction": zero_fraction(code), "l1": size, "hoyer": sparse}
     return {name: value.mean(dim=-1) for name, value in per_token.items()}
 
-
-NEAR, ENERGY = 0.01, 0.9
 
 _share = partial(Statistic, unit="share of entries", low=0.0, high=1.0)
 _ACTIVITY: dict[str, Statistic] = {
@@ -94,18 +91,19 @@ def activity(tokens: Tokens = "all", name: str = "activity") -> Probe:
     queries. The descriptions of the code's statistics give their values for Gaussian noise; to get
     the level of the architecture, measure an untrained twin.
     """
-    tokens = check_tokens(tokens)
-    return Probe(
+    return with_settings(
+        _measure_activity,
+        {"tokens": tokens, "near": 0.01, "energy": 0.9},
         name=name,
         heading="Activity: sparsity at any scale, without exact zeros",
         points=("mlp.hook_post", "attn.hook_pattern"),
-        measure=partial(_measure_activity, tokens=tokens),
         statistics=_ACTIVITY,
-        settings={"tokens": tokens, "near": NEAR, "energy": ENERGY},
     )
 
 
-def _measure_activity(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
+def _measure_activity(
+    block: Block, acts: Acts, tokens: Tokens, near: float, energy: float
+) -> dict[str, Tensor]:
     code = picked(acts["mlp.hook_post"], tokens, block)
     largest = code.abs().amax(dim=-1, keepdim=True)
     scaled = code / largest.masked_fill(largest == 0, 1)
@@ -113,8 +111,8 @@ def _measure_activity(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Ten
     visible = visible_keys(queries) if block.attn.cfg.causal else queries.shape[-1]
     per_token = {
         "gini": gini(code),
-        "near_zero": zero_fraction(scaled, NEAR),
-        "energy_support": support_for_energy(code, ENERGY) / code.shape[-1],
+        "near_zero": zero_fraction(scaled, near),
+        "energy_support": support_for_energy(code, energy) / code.shape[-1],
         "attention_support": effective_support(queries) / visible,
     }
     return {name: value.mean(dim=-1) for name, value in per_token.items()}

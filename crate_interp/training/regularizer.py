@@ -67,10 +67,7 @@ class SRRRegularizer:
         self._model = model
         self.blocks: list[Layer] = list(blocks)
         if any(subspaces(block) is None for block in self.blocks):
-            raise ValueError(
-                f"the layers of family {model.cfg.family!r} have no subspaces U_k, which the "
-                "sparse rate reduction needs. Give a CRATE."
-            )
+            raise ValueError(f"layers of family {model.cfg.family!r} have no U_k: give a CRATE.")
         count = len(self.blocks)
         chosen: Any = layers if isinstance(layers, (list, tuple, range)) else [layers]
         if isinstance(layers, str):
@@ -78,10 +75,8 @@ class SRRRegularizer:
             chosen = range(count) if layers == "random" else [count - 1]
         right = chosen and all(checks.is_int(one) and 0 <= one < count for one in chosen)
         if not right or len(set(chosen)) < len(chosen):
-            raise ValueError(
-                f"layers={layers!r}: give 'last', 'random' or different numbers from 0 to "
-                f"{count - 1}."
-            )
+            words = f"different numbers from 0 to {count - 1}"
+            raise ValueError(f"layers={layers!r}: give 'last', 'random' or {words}.")
         self.layers = sorted(chosen)
         self.penalty, self.normalise = penalty, checks.flag("normalise", normalise)
         self.one = layers == "random"

@@ -63,10 +63,7 @@ class Watch:
         self.now = self.start
 
     def __repr__(self) -> str:
-        return (
-            f"Watch(every={self.every}, steps measured: {len(self._steps)}, "
-            f"seconds spent: {self.seconds:.1f})"
-        )
+        return f"Watch(every={self.every}, steps measured: {len(self._steps)})"
 
     def __enter__(self) -> "Watch":
         if self._open is not None:
@@ -100,9 +97,8 @@ class Watch:
                 if not same or not np.allclose(was, found, 1e-2, 1e-4, equal_nan=True):
                     raise ValueError(
                         f"{self.out} holds another training: at step {self.now} the mean of "
-                        f"{column} is {np.nanmean(was):.4g} in the folder and "
-                        f"{np.nanmean(found):.4g} in this model. Give another out, the start= that "
-                        "belongs to the model's checkpoint, or resume=False to start over."
+                        f"{column} differs between folder and model. Give another out, the start= "
+                        "of the model's checkpoint, or resume=False."
                     )
 
     def __exit__(self, kind: type | None, *error: object) -> None:
@@ -121,13 +117,9 @@ class Watch:
         outside `with`, and ValueError if the number is not above `now`.
         """
         if self._open is None:
-            raise RuntimeError(
-                "the watch is not open: use `with ci.watch(model, data) as watch:` around the loop."
-            )
+            raise RuntimeError("use `with ci.watch(model, data) as watch:` around the loop.")
         if number is not None and checks.count("number", number) <= self.now:
-            raise ValueError(
-                f"number={number}: there were {self.now} updates already. Give a larger number."
-            )
+            raise ValueError(f"number={number}: there were {self.now} updates already.")
         self.now = self.now + 1 if number is None else int(number)
         if self.now % self.every == 0:
             self._measure()
