@@ -13,7 +13,7 @@ from torch import Tensor
 from crate_interp.questions.batches import Batch, Chunk, Reading
 from crate_interp.questions.experiment import Rules, Tables
 from crate_interp.results.result import by
-from crate_interp.sweeps.stores.replay import Replay, digests_of
+from crate_interp.sweeps.store_reading import Replay, input_digests
 
 # "features" has one array per chunk. Small arrays kept from every batch would lie between the
 # activations and fragment the memory. The memory would then grow by more than the kept numbers.
@@ -36,7 +36,7 @@ def pooled(chunk: Chunk, pool: str, classes: Sequence[str], first: int) -> Table
     rows: list[tuple[int, Any, str, int]] = []
     for batch in chunk.batches():
         _fill(values[len(rows) : len(rows) + len(batch.inputs)], chunk, batch, pool)
-        digests = digests_of(chunk.forward, batch.inputs)
+        digests = input_digests(chunk.forward, batch.inputs)
         for number, digest in enumerate(digests, start=batch.start):
             label = None if labels is None else labels[number - begin]
             # of a million samples, two have the same first 64 bits with a probability of 3e-8

@@ -27,7 +27,7 @@ from crate_interp.stats.contrasts import by_group, paired
 from crate_interp.stats.intervals import paired_shares, share_interval
 from crate_interp.sweeps.linear_features import POOLED, by_layer, pooled
 from crate_interp.sweeps.result import SweepResult
-from crate_interp.sweeps.stores.replay import Replay, opened
+from crate_interp.sweeps.store_reading import Replay, opened
 from crate_interp.sweeps.sweep_tables import Tally, tables_of
 
 POOLS = ("cls", "mean", "last")
