@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from crate_interp.surgeries.result import SurgeryResult
     from crate_interp.surgeries.run import surgery
     from crate_interp.sweeps.atom_statistics import AtomResult, atoms
-    from crate_interp.sweeps.linear_probes import LinearProbeResult, linear_probe
-    from crate_interp.sweeps.result import SweepResult
+    from crate_interp.sweeps.linear_probes import linear_probe
+    from crate_interp.sweeps.result import LinearProbeResult, SweepResult
     from crate_interp.sweeps.run import probe, sweep
     from crate_interp.sweeps.store_reading import open_store
     from crate_interp.sweeps.store_writing import store
