@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Shaped
 
 from crate_interp.probes.built_in import statistic
 from crate_interp.results.result import Result
@@ -15,7 +15,7 @@ from crate_interp.results.sample_ranges import counted
 from crate_interp.results.statistic import Row, low_to_high, sign_of
 from crate_interp.stats.contrasts import against_networks, mean_error
 from crate_interp.stats.intervals import interval_words, signs, student_interval
-from crate_interp.sweeps.layer_curves import baseline, curve, names
+from crate_interp.sweeps.layer_curves import baseline, curve, names, rows_of
 from crate_interp.sweeps.moments import errors
 
 OFFICIAL = "compression.official_rate"
@@ -263,29 +263,23 @@ def _beside_untrained(
     """Returns a row: whether each layer's mean differs from those with random weights."""
     words, better = _BESIDE_UNTRAINED[name]
     drawn, kinds = curve(result, name), [baseline(twins, name), baseline(shuffled, name)]
-    found = np.stack([_beyond(result, name, random) for random in kinds if random is not None])
+    error, n = errors(result, rows_of(result.layers(), name))
+    if len(rows_of(result.table("weights"), name)):
+        error = np.zeros(len(drawn.mean))
+    # 1 or -1 for a layer whose mean is shown above or below one more network, else 0
+    found = np.stack(
+        [
+            signs(*against_networks(drawn.mean, error, random, n).ends)
+            for random in kinds
+            if random is not None
+        ]
+    )
     ways = np.where((found == found[0]).all(axis=0), found[0], 0)
     layers = dict(zip(drawn.layers.astype(int).tolist(), ways.tolist(), strict=True))
     said = {1: "above untrained", -1: "below untrained", 0: "not distinguishable from untrained"}
     means = [drawn.mean, *(None if random is None else random.mean(axis=0) for random in kinds)]
     numbers = ["" if mean is None else low_to_high(mean, "{:.3g}".format) for mean in means]
     return _row(words, result, layers, {**said, None: "not measured"}, better, numbers, {})
-
-
-def _beyond(
-    result: Result, name: str, untrained: Float[np.ndarray, "seed layer"]
-) -> Int[np.ndarray, "layer"]:
-    """Returns 1 or -1 for each layer whose mean is shown above or below one more network, else 0.
-
-    untrained: the means of the networks with random weights.
-    """
-    table: Any = result.layers()
-    rows = table[table["probe"] + "." + table["statistic"] == name]
-    mean, (error, n) = rows["mean"].to_numpy(float), errors(result, rows)
-    weights = result.table("weights")
-    if name in set(weights["probe"] + "." + weights["statistic"]):
-        error = np.zeros(len(mean))
-    return signs(*against_networks(mean, error, untrained, n).ends)
 
 
 def _row(

@@ -9,12 +9,12 @@ import pandas as pd
 from crate_interp.core.safe_text import notebook_view, table_in_html
 from crate_interp.results.result import Result, by, first
 from crate_interp.stats.contrasts import by_group, paired
-from crate_interp.stats.intervals import paired_shares, share_interval
+from crate_interp.stats.intervals import paired_shares, share_interval, student_interval
 from crate_interp.sweeps import sweep_tables
 from crate_interp.sweeps.control_tables import controls_text
 from crate_interp.sweeps.findings import headline
-from crate_interp.sweeps.layer_curves import even
-from crate_interp.sweeps.moments import errors_over_groups, mean_ends, merged_moments
+from crate_interp.sweeps.layer_curves import even, rows_of
+from crate_interp.sweeps.moments import errors, errors_over_groups, merged_moments
 
 _EVERY = "every layer"  # the name under which `layers()` keeps its answer
 
@@ -91,7 +91,7 @@ class SweepResult(Result):
         The interval is Student's t. Its ends are NaN for a single sample, and for statistics of the
         weights.
         """
-        return mean_ends(self, rows)
+        return student_interval(rows["mean"].to_numpy(float), *errors(self, rows))
 
     def controls(self) -> pd.DataFrame:
         """Returns a row per negative control, statistic and layer.
@@ -139,10 +139,11 @@ class SweepResult(Result):
         for statistic in ("entropy_cls", "entropy_patches", "entropy"):
             heads = self.sharpest_heads(statistic)
             if len(heads):
+                table: Any = heads.head(count).itertuples()
                 shown = [
                     f"L{row.layer}H{row.head} {row.mean:#.4g} ({row.low:#.4g} to {row.high:#.4g}; "
                     f"sd {row.std:.2g})"
-                    for row in heads.head(count).itertuples()
+                    for row in table
                 ]
                 most = even(self, f"attention.{statistic}")
                 level = "" if most is None else f" (even attention: {most[0]:.4g} nats)"
@@ -158,10 +159,8 @@ class SweepResult(Result):
 
         low, high: the 95 % interval of the mean by Student's t; NaN for a single sample.
         """
-        table: Any = self.table("heads").query("probe == 'attention'")
-        rows = table[table["statistic"] == statistic].sort_values(
-            "mean", kind="stable", ignore_index=True
-        )
+        heads = rows_of(self.table("heads"), f"attention.{statistic}")
+        rows = heads.sort_values("mean", kind="stable", ignore_index=True)
         low, high = self.mean_ends(rows)
         return rows.assign(low=low, high=high)
 
