@@ -24,7 +24,7 @@ from crate_interp.questions.batches import Batch, Chunk, Reading
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.results.result import Result, first
 from crate_interp.sweeps import atom_sums
-from crate_interp.sweeps.atom_sums import LayerSums, both_sums, layer_sums
+from crate_interp.sweeps.atom_sums import LayerSums, both_sums, layer_sums, tables_of_sums
 
 CODE = "mlp.hook_post"
 
@@ -238,7 +238,6 @@ def atom_tables(chunk: Chunk, settings: Mapping[str, Any]) -> Tables:
         sums[layer] = both_sums(sums[layer], new, top) if layer in sums else new
 
     chunk.measure_all(Reading(CODE, measure, chosen))
-    ordered = dict(sorted(sums.items()))
     weights: list[tuple] = []
     for layer in [] if chunk.number else chosen:
         block: Any = chunk.model.blocks[layer]
@@ -246,12 +245,8 @@ def atom_tables(chunk: Chunk, settings: Mapping[str, Any]) -> Tables:
         measures = (mutual_coherence, condition_number)
         facts = [np.nan if d is None else float(one(d.detach())) for one in measures]
         weights.append((layer, *facts))
-    return {
-        "sums": atom_sums.sum_table(ordered),
-        "top": atom_sums.top_table(ordered),
-        "pairs": atom_sums.pair_table(ordered),
-        "weights": pd.DataFrame(weights, columns=["layer", "coherence", "condition"]),
-    }
+    table = pd.DataFrame(weights, columns=["layer", "coherence", "condition"])
+    return {**tables_of_sums(sums), "weights": table}
 
 
 def _chosen(layers: Sequence[int] | None, count: int) -> list[int]:

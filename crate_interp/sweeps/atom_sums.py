@@ -85,17 +85,30 @@ def _largest(
     return values, indices
 
 
-def sum_table(sums: Mapping[int, LayerSums]) -> pd.DataFrame:
-    """Returns a row per layer and atom: n_tokens, on, total, squares, largest, octave_-7, ..."""
-    parts = [
-        pd.DataFrame(
-            {"layer": layer, "atom": np.arange(len(own["on"]))}
-            | {name: own[name] for name in (*_ADDED, "largest")}
-            | dict(zip(_BINS, own["octaves"], strict=True))
-        )
-        for layer, own in sums.items()
-    ]
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+def tables_of_sums(sums: Mapping[int, LayerSums]) -> dict[str, pd.DataFrame]:
+    """Returns the stored tables of the sums of each layer.
+
+    sums has a row per layer and atom, top a row per layer, atom and rank: the token at which the
+    atom's value has this rank, if the atom was on there. pairs has a row per layer and atom: how
+    often the atom was on together with each atom.
+    """
+    tables: dict[str, list[pd.DataFrame]] = {"sums": [], "top": []}
+    pairs: list[tuple] = []
+    for layer, own in sorted(sums.items()):
+        columns: dict[str, Any] = {"layer": layer, "atom": np.arange(len(own["on"]))}
+        columns |= {name: own[name] for name in (*_ADDED, "largest")}
+        bins = dict(zip(_BINS, own["octaves"], strict=True))
+        tables["sums"].append(pd.DataFrame(columns | bins))
+        rank, atom = np.indices(own["value"].shape)
+        columns = {"layer": layer, "atom": atom.T.ravel(), "rank": rank.T.ravel()}
+        top: Any = pd.DataFrame(columns | {name: own[name].T.ravel() for name in TOP[3:]})
+        tables["top"].append(top[top["value"] > 0])
+        pairs += [(layer, atom, counts) for atom, counts in enumerate(own["together"])]
+    whole = {
+        name: pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+        for name, parts in tables.items()
+    }
+    return whole | {"pairs": pd.DataFrame(pairs, columns=["layer", "atom", "counts"])}
 
 
 def histograms(sums: pd.DataFrame) -> dict[tuple[int, int], list[int]]:
@@ -104,31 +117,6 @@ def histograms(sums: pd.DataFrame) -> dict[tuple[int, int], list[int]]:
         return {}
     counts = sums[_BINS].to_numpy(int).tolist()
     return dict(zip(zip(sums["layer"], sums["atom"], strict=True), counts, strict=True))
-
-
-def top_table(sums: Mapping[int, LayerSums]) -> pd.DataFrame:
-    """Returns a row per layer, atom and rank: the token at which the atom's value has this rank.
-
-    Tokens at which the atom was not on have no row.
-    """
-    parts: list[pd.DataFrame] = []
-    for layer, own in sums.items():
-        rank, atom = np.indices(own["value"].shape)
-        columns: dict[str, Any] = {"layer": layer, "atom": atom.T.ravel(), "rank": rank.T.ravel()}
-        columns |= {name: own[name].T.ravel() for name in TOP[3:]}
-        table: Any = pd.DataFrame(columns)
-        parts.append(table[table["value"] > 0])
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-
-
-def pair_table(sums: Mapping[int, LayerSums]) -> pd.DataFrame:
-    """Returns a row per layer and atom: how often the atom was on together with each atom."""
-    rows = [
-        (layer, atom, counts)
-        for layer, own in sums.items()
-        for atom, counts in enumerate(own["together"])
-    ]
-    return pd.DataFrame(rows, columns=["layer", "atom", "counts"])
 
 
 def merged_sums(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) -> pd.DataFrame:

@@ -135,15 +135,14 @@ def _changes_in_words(result: Result, twins: Sequence[Result]) -> list[str]:
             f"{len(change.signs)} layers ({_per_cents(change.change)}{untrained})"
             f"{f': {few}' if np.isnan(change.low).all() else ''}."
         )
-        if rate == "R^c" and not _reads_norm(result):
+        if rate == "R^c" and not _settings(result).get("norm"):
             said.append("Attention reads LN(Z), where R^c may move the other way: see the audit.")
     along = along_layers(result)
     if along is not None:
-        known = [twin for twin in map(along_layers, twins) if twin]
-        beside = [(twin.before[0], twin.after[-1]) for twin in known]
-        untrained = ""
-        if beside:
-            first, last = (np.mean([ends[at] for ends in beside]) for at in (0, 1))
+        known, untrained = [twin for twin in map(along_layers, twins) if twin], ""
+        if known:
+            first = np.mean([twin.before[0] for twin in known])
+            last = np.mean([twin.after[-1] for twin in known])
             untrained = f" (untrained copies: {first:.4g} to {last:.4g})"
         said.append(
             "With every code scaled to unit length, as the authors count, R^c "
@@ -170,15 +169,17 @@ def path(values: Sequence[float], first: int) -> str:
     return f"{'falls' if end < start else 'rises' if end > start else 'stays,'} {where}"
 
 
-def _reads_norm(result: Result) -> bool:
-    probes = result.meta["probes"]
-    return bool(probes.get("compression", {"settings": {}})["settings"].get("norm"))
+def _settings(result: Result) -> dict[str, Any]:
+    return result.meta["probes"].get("compression", {"settings": {}})["settings"]
 
 
 def stream(result: Result) -> str:
     """Returns what R^c is measured on, such as "the stream at eps 0.1"."""
-    settings = result.meta["probes"].get("compression", {"settings": {}})["settings"]
-    return f"{'LN(Z)' if _reads_norm(result) else 'the stream'} at eps {settings.get('eps')}"
+    return f"{_frame(result)} at eps {_settings(result).get('eps')}"
+
+
+def _frame(result: Result) -> str:
+    return "LN(Z)" if _settings(result).get("norm") else "the stream"
 
 
 def _per_cents(change: np.ndarray) -> str:
@@ -221,9 +222,10 @@ def strip(result: Result, twins: Sequence[Result], shuffled: Sequence[Result] = 
     twins, shuffled: the two kinds of networks with random weights. A number is above or below
     untrained networks only if it is shown to lie on that side of both kinds.
     """
-    frame = "LN(Z)" if _reads_norm(result) else "the stream"
     measures: dict[str, Callable[[Result], Change | None]] = {
-        f"{rate if of else f'R^c of {frame}'} falls at attention": partial(at_attention, rate=rate)
+        f"{rate if of else f'R^c of {_frame(result)}'} falls at attention": partial(
+            at_attention, rate=rate
+        )
         for of, rate in enumerate(_RATES)
     }
     measures["Authors' R^c is lower than a layer before"] = along_layers
