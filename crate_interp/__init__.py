@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from crate_interp.surgeries.result import SurgeryResult
     from crate_interp.surgeries.run import surgery
     from crate_interp.sweeps.atom_statistics import AtomResult, atoms
-    from crate_interp.sweeps.linear_probes import LinearProbeResult, linear_probe
-    from crate_interp.sweeps.result import SweepResult
+    from crate_interp.sweeps.linear_probes import linear_probe
+    from crate_interp.sweeps.result import LinearProbeResult, SweepResult
     from crate_interp.sweeps.run import probe, sweep
-    from crate_interp.sweeps.stores.activation_store import open_store
-    from crate_interp.sweeps.stores.writing import store
+    from crate_interp.sweeps.store_reading import open_store
+    from crate_interp.sweeps.store_writing import store
     from crate_interp.training.regularizer import SRRRegularizer
     from crate_interp.training.watch_result import WatchResult
     from crate_interp.training.watch_run import Watch, watch

@@ -16,7 +16,7 @@ from browser import driven, looked_over, opened  # noqa: F401
 from conftest import LAYERS, make_lm
 from crate_interp.data import open_data, part
 from crate_interp.models.preprocess import displayable
-from crate_interp.sweeps.atom_statistics import layer_sums
+from crate_interp.sweeps.atom_sums import layer_sums
 from crate_interp.viz.pages.atom_pages import SHOWN
 from selection import few
 
@@ -77,9 +77,8 @@ def test_effects_of_halves_merge(tmp_path):
 def test_half_precision_overflows_nowhere(dtype):
     found = ci.atoms(make_lm("crate-lm").to(dtype), torch.randint(47, (2, 11)), progress=False)
     assert np.isfinite(found.table()["energy_share"]).all()
-    assert layer_sums(
-        torch.full((1, 2, 3), 300.0, dtype=dtype), 0, 1, False
-    ).squares == pytest.approx(2 * 300.0**2, rel=1e-2)
+    sums = layer_sums(torch.full((1, 2, 3), 300.0, dtype=dtype), 0, 1, False)
+    assert sums["squares"] == pytest.approx(2 * 300.0**2, rel=1e-2)
 
 
 def carried(page, name):

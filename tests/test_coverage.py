@@ -20,7 +20,7 @@ from crate_interp.stats.intervals import (
     share_interval,
     student_interval,
 )
-from crate_interp.sweeps import findings, moments
+from crate_interp.sweeps import findings
 
 COUNTS = (2, 4, 8, 32, 256)
 LEAST = 0.93
@@ -48,7 +48,7 @@ def test_students(n):
     assert covered(student_interval(mean, error, n), 3) >= LEAST
     assert covered(interval_of_sums(pd.DataFrame(sums))[1:], 3) >= LEAST
     rows = pd.DataFrame({"mean": mean, "std": error * n**0.5, "n": n})
-    assert covered(moments.mean_ends(independent(n), rows), 3) >= LEAST
+    assert covered(independent(n).mean_ends(rows), 3) >= LEAST
 
 
 @many

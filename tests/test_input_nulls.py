@@ -17,7 +17,7 @@ from conftest import make, make_lm
 from crate_interp.core.files import digest_of_bytes
 from crate_interp.measures import input_maps, mass_mask, top_mask
 from crate_interp.measures.maps import MAPS
-from crate_interp.sweeps.linear_features import input_features
+from crate_interp.sweeps.linear_probes import input_features
 from segments import PATCH, dataset, model
 from selection import few
 from test_segment import slow_scores

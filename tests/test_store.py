@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 import crate_interp as ci
 from conftest import make, refuses
-from crate_interp.sweeps.stores.activation_store import ActivationStore, facts_of
+from crate_interp.sweeps.store_reading import ActivationStore, facts_of
 
 N, CHUNK, BATCH = 17, 5, 3
 QUIET = dict(batch_size=BATCH, chunk_size=CHUNK, progress=False)

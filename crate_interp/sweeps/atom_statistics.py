@@ -24,7 +24,7 @@ from crate_interp.questions.batches import Batch, Chunk, Reading
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.results.result import Result, first
 from crate_interp.sweeps import atom_sums
-from crate_interp.sweeps.atom_sums import LayerAtoms, layer_sums
+from crate_interp.sweeps.atom_sums import LayerSums, both_sums, layer_sums, tables_of_sums
 
 CODE = "mlp.hook_post"
 
@@ -231,20 +231,22 @@ class Atoms(Question):
 def atom_tables(chunk: Chunk, settings: Mapping[str, Any]) -> Tables:
     """Returns the stored tables of a chunk; "weights" has rows only in the first chunk."""
     chosen, top, together = (settings[name] for name in ("layers", "top", "coactivation"))
-    sums: dict[int, LayerAtoms] = {}
+    sums: dict[int, LayerSums] = {}
 
     def measure(layer: int, acts: dict[str, Tensor], batch: Batch) -> None:
-        of_batch = layer_sums(acts[CODE], batch.start, top, together)
-        sums[layer] = sums[layer].merged(of_batch, top) if layer in sums else of_batch
+        new = layer_sums(acts[CODE], batch.start, top, together)
+        sums[layer] = both_sums(sums[layer], new, top) if layer in sums else new
 
     chunk.measure_all(Reading(CODE, measure, chosen))
-    ordered = dict(sorted(sums.items()))
-    return {
-        "sums": atom_sums.sum_table(ordered),
-        "top": atom_sums.top_table(ordered),
-        "pairs": atom_sums.pair_table(ordered),
-        "weights": _weights(chunk.model, [] if chunk.number else chosen),
-    }
+    weights: list[tuple] = []
+    for layer in [] if chunk.number else chosen:
+        block: Any = chunk.model.blocks[layer]
+        d = dictionary(block)
+        measures = (mutual_coherence, condition_number)
+        facts = [np.nan if d is None else float(one(d.detach())) for one in measures]
+        weights.append((layer, *facts))
+    table = pd.DataFrame(weights, columns=["layer", "coherence", "condition"])
+    return {**tables_of_sums(sums), "weights": table}
 
 
 def _chosen(layers: Sequence[int] | None, count: int) -> list[int]:
@@ -253,15 +255,3 @@ def _chosen(layers: Sequence[int] | None, count: int) -> list[int]:
     if not chosen or not all(checks.is_int(layer) and 0 <= layer < count for layer in chosen):
         raise ValueError(f"layers={layers!r}: give layers from 0 to {count - 1}.")
     return sorted({int(layer) for layer in chosen})
-
-
-def _weights(model: HookedModel, layers: list[int]) -> pd.DataFrame:
-    rows: list[tuple] = []
-    for layer in layers:
-        block: Any = model.blocks[layer]
-        d = dictionary(block)
-        facts = (np.nan, np.nan)
-        if d is not None:
-            facts = (float(mutual_coherence(d.detach())), float(condition_number(d.detach())))
-        rows.append((layer, *facts))
-    return pd.DataFrame(rows, columns=["layer", "coherence", "condition"])

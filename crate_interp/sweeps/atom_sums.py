@@ -1,7 +1,6 @@
 """Sums over tokens for each dictionary atom, and the tables made from these sums."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,68 +18,44 @@ _BINS = [f"octave_{k}" for k in OCTAVES]
 TOP = ["layer", "atom", "rank", "value", "sample", "token"]
 
 
-@dataclass
-class LayerAtoms:
-    """Sums over the tokens of one layer, as arrays `[atom]`.
+# Sums over the tokens of one layer, by name, as arrays `[atom]`. value, sample and token of the
+# largest values are `[rank, atom]`, octaves `[octave, atom]`: at how many tokens the atom's value
+# lies in each octave. together is `[atom, atom]`, or empty if pairs are not counted.
+LayerSums = dict[str, Any]
 
-    The arrays top_* are `[rank, atom]`, octaves `[octave, atom]`: at how many tokens the atom's
-    value lies in each octave. together is `[atom, atom]`, or empty if pairs are not counted.
-    """
 
-    n_tokens: int
-    on: np.ndarray
-    total: np.ndarray
-    squares: np.ndarray
-    octaves: np.ndarray
-    largest: np.ndarray
-    top_values: np.ndarray
-    top_samples: np.ndarray
-    top_tokens: np.ndarray
-    together: np.ndarray
-
-    def merged(self, other: "LayerAtoms", top: int) -> "LayerAtoms":
-        """Returns the sums over the tokens of `self` and `other` together."""
-        values, samples, tokens = (
-            np.concatenate([getattr(self, name), getattr(other, name)])
-            for name in ("top_values", "top_samples", "top_tokens")
-        )
-        # largest value first; equal values are sorted by sample, then by token
-        order = np.lexsort((tokens, samples, -values), axis=0)[:top]
-        values, samples, tokens = (
-            np.take_along_axis(array, order, axis=0) for array in (values, samples, tokens)
-        )
-        n, on, total, squares, octaves, together = (
-            getattr(self, name) + getattr(other, name) for name in (*_ADDED, "octaves", "together")
-        )
-        largest = np.maximum(self.largest, other.largest)
-        return LayerAtoms(
-            n, on, total, squares, octaves, largest, values, samples, tokens, together
-        )
+def both_sums(mine: LayerSums, theirs: LayerSums, top: int) -> LayerSums:
+    """Returns the sums over the tokens of both together."""
+    added = {name: mine[name] + theirs[name] for name in (*_ADDED, "octaves", "together")}
+    ranked = {name: np.concatenate([mine[name], theirs[name]]) for name in TOP[3:]}
+    # largest value first; equal values are sorted by sample, then by token
+    order = np.lexsort((ranked["token"], ranked["sample"], -ranked["value"]), axis=0)[:top]
+    ranked = {name: np.take_along_axis(array, order, axis=0) for name, array in ranked.items()}
+    return added | ranked | {"largest": np.maximum(mine["largest"], theirs["largest"])}
 
 
 def layer_sums(
     code: Float[Tensor, "batch pos atom"], first: int, top: int, together: bool
-) -> LayerAtoms:
+) -> LayerSums:
     """Returns the sums of one batch, whose first sample has the number `first`."""
     _, pos, width = code.shape
     flat = code.reshape(-1, width)  # [batch * pos, atom]
     on = flat > 0
     values, indices = _largest(flat, min(top, len(flat)))
-    pairs = on.float().T @ on.float() if together else flat.new_zeros(0)
-    sums = [
-        on.sum(dim=0),
-        flat.clamp(min=0).sum(dim=0, dtype=torch.float64),
-        flat.float().square().sum(dim=0, dtype=torch.float64),
-        _octaves(flat),
-        flat.amax(dim=0).clamp(min=0),
-        values.clamp(min=0),
-    ]
-    moved = [part.numpy() for part in fetched([*sums, indices, pairs])]
-    often, total, squares, octaves, largest, highest, places, both = moved
-    samples, tokens = np.divmod(places.astype(np.int64), pos)
-    return LayerAtoms(
-        len(flat), often, total, squares, octaves, largest, highest, samples + first, tokens, both
-    )
+    sums = {
+        "on": on.sum(dim=0),
+        "total": flat.clamp(min=0).sum(dim=0, dtype=torch.float64),
+        "squares": flat.float().square().sum(dim=0, dtype=torch.float64),
+        "octaves": _octaves(flat),
+        "largest": flat.amax(dim=0).clamp(min=0),
+        "value": values.clamp(min=0),
+        "token": indices,
+        "together": on.float().T @ on.float() if together else flat.new_zeros(0),
+    }
+    arrays = (part.numpy() for part in fetched(list(sums.values())))
+    found = dict(zip(sums, arrays, strict=True))
+    samples, tokens = np.divmod(found["token"].astype(np.int64), pos)
+    return found | {"n_tokens": len(flat), "sample": samples + first, "token": tokens}
 
 
 def _octaves(flat: Float[Tensor, "token atom"]) -> Int[Tensor, "octave atom"]:
@@ -110,18 +85,30 @@ def _largest(
     return values, indices
 
 
-def sum_table(sums: Mapping[int, LayerAtoms]) -> pd.DataFrame:
-    """Returns a row per layer and atom: n_tokens, on, total, squares, largest, octave_-7, ..."""
-    names = [*_ADDED, "largest"]
-    parts = [
-        pd.DataFrame(
-            {"layer": layer, "atom": np.arange(len(own.on))}
-            | {name: getattr(own, name) for name in names}
-            | dict(zip(_BINS, own.octaves, strict=True))
-        )
-        for layer, own in sums.items()
-    ]
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+def tables_of_sums(sums: Mapping[int, LayerSums]) -> dict[str, pd.DataFrame]:
+    """Returns the stored tables of the sums of each layer.
+
+    sums has a row per layer and atom, top a row per layer, atom and rank: the token at which the
+    atom's value has this rank, if the atom was on there. pairs has a row per layer and atom: how
+    often the atom was on together with each atom.
+    """
+    tables: dict[str, list[pd.DataFrame]] = {"sums": [], "top": []}
+    pairs: list[tuple] = []
+    for layer, own in sorted(sums.items()):
+        columns: dict[str, Any] = {"layer": layer, "atom": np.arange(len(own["on"]))}
+        columns |= {name: own[name] for name in (*_ADDED, "largest")}
+        bins = dict(zip(_BINS, own["octaves"], strict=True))
+        tables["sums"].append(pd.DataFrame(columns | bins))
+        rank, atom = np.indices(own["value"].shape)
+        columns = {"layer": layer, "atom": atom.T.ravel(), "rank": rank.T.ravel()}
+        top: Any = pd.DataFrame(columns | {name: own[name].T.ravel() for name in TOP[3:]})
+        tables["top"].append(top[top["value"] > 0])
+        pairs += [(layer, atom, counts) for atom, counts in enumerate(own["together"])]
+    whole = {
+        name: pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+        for name, parts in tables.items()
+    }
+    return whole | {"pairs": pd.DataFrame(pairs, columns=["layer", "atom", "counts"])}
 
 
 def histograms(sums: pd.DataFrame) -> dict[tuple[int, int], list[int]]:
@@ -130,32 +117,6 @@ def histograms(sums: pd.DataFrame) -> dict[tuple[int, int], list[int]]:
         return {}
     counts = sums[_BINS].to_numpy(int).tolist()
     return dict(zip(zip(sums["layer"], sums["atom"], strict=True), counts, strict=True))
-
-
-def top_table(sums: Mapping[int, LayerAtoms]) -> pd.DataFrame:
-    """Returns a row per layer, atom and rank: the token at which the atom's value has this rank.
-
-    Tokens at which the atom was not on have no row.
-    """
-    parts: list[pd.DataFrame] = []
-    for layer, own in sums.items():
-        rank, atom = np.indices(own.top_values.shape)
-        columns: dict[str, Any] = {"layer": layer, "atom": atom.T.ravel(), "rank": rank.T.ravel()}
-        columns |= {name: getattr(own, f"top_{name}s").T.ravel() for name in TOP[3:]}
-        table: Any = pd.DataFrame(columns)
-        parts.append(table[table["value"] > 0])
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-
-
-def pair_table(sums: Mapping[int, LayerAtoms]) -> pd.DataFrame:
-    """Returns a row per layer and atom: how often the atom was on together with each atom."""
-    rows = [
-        (layer, atom, counts)
-        for layer, own in sums.items()
-        if own.together.size
-        for atom, counts in enumerate(own.together)
-    ]
-    return pd.DataFrame(rows, columns=["layer", "atom", "counts"])
 
 
 def merged_sums(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) -> pd.DataFrame:

@@ -5,6 +5,7 @@ from typing import Any
 
 from crate_interp.results.result import Result, as_text
 from crate_interp.results.sample_ranges import counted
+from crate_interp.sweeps.layer_curves import rows_of
 
 EVERY = 8  # controls within a layer are measured on 1 in 8 of the samples that have controls
 _GOLDEN = (5**0.5 - 1) / 2
@@ -45,9 +46,7 @@ def controls_table(result: Result, name: str) -> tuple[list[str], list[list[str]
     precedes the columns of the controls, over the same samples. There are no rows if no control
     applies to the statistic.
     """
-    probe, _, statistic = name.partition(".")
-    table: Any = result.table("controls")
-    rows = table[(table["probe"] == probe) & (table["statistic"] == statistic)]
+    rows = rows_of(result.table("controls"), name)
     lines = {layer: [str(layer)] for layer in sorted(set(rows["layer"]))}
     header = ["layer"]
     for n in sorted(set(rows["n"]), reverse=True):
@@ -89,7 +88,8 @@ def an_eighth(start: int, count: int) -> list[int]:
 
 def few_controlled(result: Result) -> str:
     """Returns a caution if there are too few controlled samples to rule out chance, else ""."""
-    least, asked = int(result.table("controls")["n"].min()), result.meta["controls"]
+    table: Any = result.table("controls")
+    least, asked = int(table["n"].min()), result.meta["controls"]
     groups = result.groups_at(result.table("samples")["sample"].unique()[:asked])
     least = least if groups is None else min(least, len(set(groups)))
     if least > _TELLS:

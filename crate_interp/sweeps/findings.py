@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Shaped
 
 from crate_interp.probes.built_in import statistic
 from crate_interp.results.result import Result
@@ -15,7 +15,7 @@ from crate_interp.results.sample_ranges import counted
 from crate_interp.results.statistic import Row, low_to_high, sign_of
 from crate_interp.stats.contrasts import against_networks, mean_error
 from crate_interp.stats.intervals import interval_words, signs, student_interval
-from crate_interp.sweeps.layer_curves import baseline, curve, names
+from crate_interp.sweeps.layer_curves import baseline, curve, names, rows_of
 from crate_interp.sweeps.moments import errors
 
 OFFICIAL = "compression.official_rate"
@@ -135,15 +135,14 @@ def _changes_in_words(result: Result, twins: Sequence[Result]) -> list[str]:
             f"{len(change.signs)} layers ({_per_cents(change.change)}{untrained})"
             f"{f': {few}' if np.isnan(change.low).all() else ''}."
         )
-        if rate == "R^c" and not _reads_norm(result):
+        if rate == "R^c" and not _settings(result).get("norm"):
             said.append("Attention reads LN(Z), where R^c may move the other way: see the audit.")
     along = along_layers(result)
     if along is not None:
-        known = [twin for twin in map(along_layers, twins) if twin]
-        beside = [(twin.before[0], twin.after[-1]) for twin in known]
-        untrained = ""
-        if beside:
-            first, last = (np.mean([ends[at] for ends in beside]) for at in (0, 1))
+        known, untrained = [twin for twin in map(along_layers, twins) if twin], ""
+        if known:
+            first = np.mean([twin.before[0] for twin in known])
+            last = np.mean([twin.after[-1] for twin in known])
             untrained = f" (untrained copies: {first:.4g} to {last:.4g})"
         said.append(
             "With every code scaled to unit length, as the authors count, R^c "
@@ -170,15 +169,17 @@ def path(values: Sequence[float], first: int) -> str:
     return f"{'falls' if end < start else 'rises' if end > start else 'stays,'} {where}"
 
 
-def _reads_norm(result: Result) -> bool:
-    probes = result.meta["probes"]
-    return bool(probes.get("compression", {"settings": {}})["settings"].get("norm"))
+def _settings(result: Result) -> dict[str, Any]:
+    return result.meta["probes"].get("compression", {"settings": {}})["settings"]
 
 
 def stream(result: Result) -> str:
     """Returns what R^c is measured on, such as "the stream at eps 0.1"."""
-    settings = result.meta["probes"].get("compression", {"settings": {}})["settings"]
-    return f"{'LN(Z)' if _reads_norm(result) else 'the stream'} at eps {settings.get('eps')}"
+    return f"{_frame(result)} at eps {_settings(result).get('eps')}"
+
+
+def _frame(result: Result) -> str:
+    return "LN(Z)" if _settings(result).get("norm") else "the stream"
 
 
 def _per_cents(change: np.ndarray) -> str:
@@ -221,9 +222,10 @@ def strip(result: Result, twins: Sequence[Result], shuffled: Sequence[Result] = 
     twins, shuffled: the two kinds of networks with random weights. A number is above or below
     untrained networks only if it is shown to lie on that side of both kinds.
     """
-    frame = "LN(Z)" if _reads_norm(result) else "the stream"
     measures: dict[str, Callable[[Result], Change | None]] = {
-        f"{rate if of else f'R^c of {frame}'} falls at attention": partial(at_attention, rate=rate)
+        f"{rate if of else f'R^c of {_frame(result)}'} falls at attention": partial(
+            at_attention, rate=rate
+        )
         for of, rate in enumerate(_RATES)
     }
     measures["Authors' R^c is lower than a layer before"] = along_layers
@@ -263,29 +265,23 @@ def _beside_untrained(
     """Returns a row: whether each layer's mean differs from those with random weights."""
     words, better = _BESIDE_UNTRAINED[name]
     drawn, kinds = curve(result, name), [baseline(twins, name), baseline(shuffled, name)]
-    found = np.stack([_beyond(result, name, random) for random in kinds if random is not None])
+    error, n = errors(result, rows_of(result.layers(), name))
+    if len(rows_of(result.table("weights"), name)):
+        error = np.zeros(len(drawn.mean))
+    # 1 or -1 for a layer whose mean is shown above or below one more network, else 0
+    found = np.stack(
+        [
+            signs(*against_networks(drawn.mean, error, random, n).ends)
+            for random in kinds
+            if random is not None
+        ]
+    )
     ways = np.where((found == found[0]).all(axis=0), found[0], 0)
     layers = dict(zip(drawn.layers.astype(int).tolist(), ways.tolist(), strict=True))
     said = {1: "above untrained", -1: "below untrained", 0: "not distinguishable from untrained"}
     means = [drawn.mean, *(None if random is None else random.mean(axis=0) for random in kinds)]
     numbers = ["" if mean is None else low_to_high(mean, "{:.3g}".format) for mean in means]
     return _row(words, result, layers, {**said, None: "not measured"}, better, numbers, {})
-
-
-def _beyond(
-    result: Result, name: str, untrained: Float[np.ndarray, "seed layer"]
-) -> Int[np.ndarray, "layer"]:
-    """Returns 1 or -1 for each layer whose mean is shown above or below one more network, else 0.
-
-    untrained: the means of the networks with random weights.
-    """
-    table: Any = result.layers()
-    rows = table[table["probe"] + "." + table["statistic"] == name]
-    mean, (error, n) = rows["mean"].to_numpy(float), errors(result, rows)
-    weights = result.table("weights")
-    if name in set(weights["probe"] + "." + weights["statistic"]):
-        error = np.zeros(len(mean))
-    return signs(*against_networks(mean, error, untrained, n).ends)
 
 
 def _row(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float
 
 from crate_interp.core import checks
@@ -43,13 +44,10 @@ class Curve:
 
 def names(result: "SweepResult") -> list[str]:
     """Returns all names "probe.statistic" of a result, in the order of measurement."""
-    pairs = [
-        (probe, statistic)
-        for table in (result.table("layers"), result.table("heads"))
-        for probe, statistic in table[["probe", "statistic"]].drop_duplicates().to_numpy().tolist()
-    ]
+    tables = (result.table(name)[["probe", "statistic"]] for name in ("layers", "heads"))
+    pairs = pd.concat(tables).drop_duplicates().to_numpy().tolist()
     order = list(result.meta["statistics"])
-    return sorted((f"{probe}.{statistic}" for probe, statistic in pairs), key=order.index)
+    return sorted(map(".".join, pairs), key=order.index)
 
 
 def curve(result: "SweepResult", statistic: str) -> Curve:
@@ -59,10 +57,10 @@ def curve(result: "SweepResult", statistic: str) -> Curve:
     these averages.
     Raises ValueError, with the nearest names, if the result lacks the statistic.
     """
-    rows = _rows(result.layers(), statistic)
+    rows = rows_of(result.layers(), statistic)
     if len(rows):
         layers, mean = np.asarray(rows[["layer", "mean"]], dtype=float).T
-        heads = _rows(result.heads(), statistic)
+        heads = rows_of(result.heads(), statistic)
         wide = _wide(heads, "mean") if len(heads) else None
         return Curve(layers, mean, *result.mean_ends(rows), int(rows["n"].max()), wide)
     known = names(result)
@@ -70,7 +68,7 @@ def curve(result: "SweepResult", statistic: str) -> Curve:
     raise ValueError(f"the result has no statistic {statistic!r}. {hint}")
 
 
-def _rows(table: Any, statistic: str) -> Any:
+def rows_of(table: Any, statistic: str) -> Any:
     """Returns the rows of "probe.statistic"."""
     probe, _, name = statistic.partition(".")
     return table[(table["probe"] == probe) & (table["statistic"] == name)]
@@ -91,16 +89,10 @@ def baseline(
     if not untrained:
         return None
     if isinstance(untrained, Result):
-        raise ValueError(
-            "untrained is one result, but must be a list of results, one for each seed. Give "
-            "[result]."
-        )
+        raise ValueError("untrained is one result. Give a list: [result].")
     means = [curve(result, statistic).mean for result in untrained]
     if len({len(mean) for mean in means}) > 1:
-        raise ValueError(
-            "the untrained results have different numbers of layers: "
-            f"{[len(mean) for mean in means]}."
-        )
+        raise ValueError("the untrained results have different numbers of layers.")
     return np.stack(means)
 
 
@@ -139,7 +131,7 @@ def even(result: Result, statistic: str) -> Float[np.ndarray, "layer"] | None:
 
     Returns None for other statistics, or if the entropy of even attention was not measured.
     """
-    uniform = _rows(result.table("layers"), "attention.entropy_uniform")
+    uniform = rows_of(result.table("layers"), "attention.entropy_uniform")
     if statistic not in _OF_EVEN or not len(uniform):
         return None
     keys = np.exp(uniform["mean"].to_numpy(float))
@@ -150,7 +142,7 @@ def head_interval(
     result: "SweepResult", statistic: str
 ) -> tuple[Float[np.ndarray, "layer head"], Float[np.ndarray, "layer head"]] | None:
     """Returns the ends of each head's 95 % interval, or None for a statistic of the weights."""
-    rows = _rows(result.heads(), statistic)
+    rows = rows_of(result.heads(), statistic)
     low, high = result.mean_ends(rows)
     rows = rows.assign(low=low, high=high)
     return None if np.isnan(low).all() else (_wide(rows, "low"), _wide(rows, "high"))
@@ -164,12 +156,9 @@ def summary(
     Each cell is the model's mean, with the untrained mean in brackets.
     """
     shown = columns(result)
-    rows: dict[int, list[str]] = {}
-    for place, (name, _) in enumerate(shown):
-        for layer, cell in _cells(result, untrained, name).items():
-            rows.setdefault(layer, [""] * len(shown))[place] = cell
+    cells = _cells(result, untrained, [name for name, _ in shown])
     header = ["layer", *(column for _, column in shown)]
-    return header, [[str(layer), *cells] for layer, cells in sorted(rows.items())]
+    return header, [[str(layer), *row] for layer, row in cells.T.iterrows()]
 
 
 def columns(result: "SweepResult") -> list[tuple[str, str]]:
@@ -177,36 +166,36 @@ def columns(result: "SweepResult") -> list[tuple[str, str]]:
 
     If no statistic has a heading, these are the first six statistics, under their own names.
     """
-    known = {name: statistic(result.meta, name).column for name in names(result)}
-    columns: dict[str, str] = {}
-    for name, column in known.items():
+    known, shown = names(result), {}
+    for name in known:
+        column = statistic(result.meta, name).column
         if column:  # a second statistic with this heading is shown under its own name
-            columns[name if column in columns else column] = name
-    return [(name, column) for column, name in columns.items()] or [
-        (name, name) for name in list(known)[:6]
-    ]
+            shown[name if column in shown else column] = name
+    return [(name, column) for column, name in shown.items()] or [(one, one) for one in known[:6]]
 
 
-def _cells(result: "SweepResult", untrained: Sequence["SweepResult"], name: str) -> dict[int, str]:
-    """Returns the mean of a statistic in each layer, with the untrained mean in brackets."""
-    drawn, random = curve(result, name), baseline(untrained, name)
-    cells = [f"{mean:.4g}" for mean in drawn.mean]
-    if random is not None:
-        means = random.mean(axis=0)
-        cells = [f"{cell} ({mean:.4g})" for cell, mean in zip(cells, means, strict=True)]
-    return dict(zip(drawn.layers.astype(int).tolist(), cells, strict=True))
+def _cells(
+    result: "SweepResult", untrained: Sequence["SweepResult"], names: Sequence[str]
+) -> pd.DataFrame:
+    """Returns the mean of each statistic in each layer, with the untrained mean in brackets."""
+    cells = {}
+    for name in names:
+        drawn, random = curve(result, name), baseline(untrained, name)
+        texts = [f"{mean:.4g}" for mean in drawn.mean]
+        if random is not None:
+            pairs = zip(texts, random.mean(axis=0), strict=True)
+            texts = [f"{text} ({mean:.4g})" for text, mean in pairs]
+        cells[name] = pd.Series(texts, drawn.layers.astype(int))
+    return pd.DataFrame(cells).sort_index().fillna("").T
 
 
 def heading(result: "SweepResult", untrained: Sequence["SweepResult"], data: str) -> str:
     """Returns a line that says what was measured, on which data, and what the brackets hold."""
-    words = f"{model_name(result.meta)}, {result.counted_samples()}"
-    words += f" of {plain(data)}: means" if data else ": means"
-    if untrained:
-        seen = max(twin.meta["n_samples"] for twin in untrained)
-        words += (
-            f"; in brackets, the mean of untrained copies (seeds: {len(untrained)}, {seen} seen)"
-        )
-    return f"{words}."
+    of = f" of {plain(data)}" if data else ""
+    seen = max((twin.meta["n_samples"] for twin in untrained), default=0)
+    copies = f"mean of untrained copies (seeds: {len(untrained)}, {seen} seen)"
+    beside = f"; in brackets, the {copies}" if untrained else ""
+    return f"{model_name(result.meta)}, {result.counted_samples()}{of}: means{beside}."
 
 
 def legend(result: "SweepResult") -> str:
@@ -227,12 +216,10 @@ def numbers(
 
     Each cell is the model's mean, with the untrained mean in brackets.
     """
-    cells = {name: _cells(result, untrained, name) for name in names(result)}
-    layers = sorted({layer for own in cells.values() for layer in own})
-    rows = []
-    for name, own in cells.items():
-        record = statistic(result.meta, name)
-        rows.append([record.title, record.unit, *(own.get(layer, "") for layer in layers)])
+    cells = _cells(result, untrained, names(result))
+    records = [statistic(result.meta, name) for name in cells.index]
+    texts = zip(records, cells.to_numpy().tolist(), strict=True)
+    rows = [[record.title, record.unit, *row] for record, row in texts]
     last = result.meta["n_layers"]
-    columns = [f"layer {layer}" if layer != last else f"output of {last - 1}" for layer in layers]
+    columns = [f"layer {at}" if at != last else f"output of {last - 1}" for at in cells]
     return ["", "unit", *columns], rows

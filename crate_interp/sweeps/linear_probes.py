@@ -1,5 +1,6 @@
 """ci.linear_probe: what a linear classifier reads from each layer, compared with chance."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,7 +9,9 @@ from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Bool, Float, Int
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
 
 from crate_hooks import full_name
 from crate_interp.core import checks
@@ -19,67 +22,24 @@ from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes.built_in import LINEAR, LINEAR_STATISTICS
 from crate_interp.questions.asking import Experiment, Perhaps, ask
-from crate_interp.questions.batches import Forward, run_layers
-from crate_interp.questions.experiment import Pass, Plan, Question, Tables
+from crate_interp.questions.batches import (
+    Batch,
+    Chunk,
+    Forward,
+    Reading,
+    last_point,
+    run_layers,
+)
+from crate_interp.questions.experiment import Pass, Plan, Question, Rules, Tables
 from crate_interp.questions.provenance import digest_of_labels
 from crate_interp.results import sample_ranges
-from crate_interp.stats.contrasts import by_group, paired
-from crate_interp.stats.intervals import paired_shares, share_interval
-from crate_interp.sweeps.linear_features import POOLED, by_layer, pooled
-from crate_interp.sweeps.result import SweepResult
-from crate_interp.sweeps.stores.replay import Replay, opened
+from crate_interp.results.result import by
+from crate_interp.sweeps.result import LinearProbeResult
+from crate_interp.sweeps.store_reading import Replay, input_digests, opened
 from crate_interp.sweeps.sweep_tables import Tally, tables_of
 
 POOLS = ("cls", "mean", "last")
 _ROWS = 256  # rows of features that are converted to float64 at once
-
-
-class LinearProbeResult(SweepResult):
-    """The accuracy of a linear classifier by layer: a SweepResult of the statistics "linear.*"."""
-
-    KIND = "linear_probe"
-    ALONE = "a linear probe is fitted to its data and does not merge: fit one to all of the data."
-
-    def mean_ends(self, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ends of the 95 % interval of each row of `layers()`.
-
-        The interval is that of a share, because each mean is a share of samples; over groups, if
-        samples are not independent, it is Student's t.
-        """
-        if self.independent[1] != self.meta["unit"]:
-            low, high = super().mean_ends(rows)
-            return low.clip(0, 1), high.clip(0, 1)
-        n = rows["n"].to_numpy()
-        return share_interval(rows["mean"].to_numpy(float) * n, n)
-
-    def finding(self) -> str:
-        """Returns a sentence on the layer of highest accuracy, with the input alone and chance.
-
-        The difference to the input alone has an interval over held-out samples (`paired_shares`),
-        with the layer fixed. A store of activations has no input.
-        """
-        table: Any = self._table("layers")
-        wide = table.pivot(index="layer", columns="statistic", values="mean")
-        best = int(wide["accuracy"].idxmax())
-        row = wide.loc[best]
-        return (
-            f"A linear classifier names the class best from Z^{best}: held-out accuracy "
-            f"{row['accuracy']:.3f} over {int(table['n'].iloc[0])} samples, "
-            f"{self._beside_input(best) if 'input' in row else ''}{row['permuted']:.3f} "
-            f"with permuted labels, {row['chance']:.3f} by the commonest class."
-        )
-
-    def _beside_input(self, layer: int) -> str:
-        """Returns the accuracy from the input alone and the difference of a layer to it."""
-        samples: Any = self._table("samples")
-        held = samples[(samples["layer"] == layer) & samples["linear.input"].notna()]
-        alone = held["linear.input"].to_numpy()
-        better = (held["linear.accuracy"].to_numpy() - alone)[:, None]
-        groups = self.groups_at(held["sample"])
-        more = paired_shares(better) if groups is None else paired(by_group(better, groups))
-        what = "pixels" if self.meta["unit"] == "images" else "token ids"
-        ends = self.interval_words(more.low[0], more.high[0], form="+.3f", before="")
-        return f"{alone.mean():.3f} from {what} alone (difference {more.value[0]:+.3f}, {ends}), "
 
 
 @with_weights
@@ -142,8 +102,19 @@ class LinearProbe(Question):
         checks.count("seed", self.seed, least=0)
         if not checks.is_number(self.test) or not 0 < self.test <= 0.5:
             raise ValueError(f"test={self.test}: give a share above 0 and at most 0.5.")
-        pool = _pool(model, self.pool)
-        samples, forward = _samples(model, data, options)
+        pool = self.pool or (
+            "cls" if model.has_cls else "last" if model.cfg.kind == "text" else "mean"
+        )
+        if pool not in POOLS or (pool == "cls" and not model.has_cls):
+            raise ValueError(
+                f"pool={pool!r}: give one of {', '.join(POOLS)}; 'cls' needs a model with a CLS "
+                "token."
+            )
+        samples, forward = opened(model, data, options)
+        assert isinstance(samples, Samples)  # streams are for ci.sweep only
+        if isinstance(forward, Replay):
+            points = [full_name("hook_resid_pre", layer) for layer in range(len(model.blocks))]
+            forward.check_points([*points, last_point(model)])
         given = samples.labels if self.labels is None else self.labels
         classes = _classes(given, samples.n, _folds(self.test))
         return replace(self, pool=pool, classes=classes, forward=forward), samples
@@ -169,33 +140,114 @@ class LinearProbe(Question):
 
     def plan(self, run: Experiment) -> Plan:
         """Yields the passes, and returns the tables of the result."""
-        measure = partial(
-            pooled, pool=str(self.pool), classes=self.classes, first=run.samples.start
-        )
-        found = yield Pass("features", measure, POOLED, forward=self.forward)
+        measure = partial(_pooled, question=self, first=run.samples.start)
+        rules: Rules = {"samples": by("sample"), "features": by("sample")}
+        found = yield Pass("features", measure, rules, forward=self.forward)
         return partial(_fit_all, found, run.facts_of("features"), run.options.progress)
 
 
-def _samples(model: HookedModel, data: Data, options: RunOptions) -> tuple[Samples, Forward]:
-    """Returns the samples and the forward for them; a store must hold the residual stream."""
-    samples, forward = opened(model, data, options)
-    assert isinstance(samples, Samples)  # streams are for ci.sweep only
-    if isinstance(forward, Replay):
-        count = len(model.blocks)
-        names = [full_name("hook_resid_pre", layer) for layer in range(count)]
-        forward.check_points([*names, full_name("hook_resid_post", count - 1)])
-    return samples, forward
+def _pooled(chunk: Chunk, question: LinearProbe, first: int) -> Tables:
+    """Returns the tables "samples" and "features" of a chunk.
+
+    Columns of samples: sample, label (from the data), named (the class), digest (of the input). The
+    first class of the question belongs to sample number `first`. features has one array per chunk,
+    since small arrays kept from every batch would fragment the memory. Its columns: sample (the
+    number of the first sample), n (the number of samples), values (the bytes of
+    `[n, n_layers + 2, d_model]` in float32: Z^l of one token, then `input_features`, which stay 0
+    for a store of activations).
+
+    Raises ValueError, with the layer and the samples, if the stream holds NaN or Inf.
+    """
+    labels, begin, pool = chunk.samples.labels, chunk.samples.start, str(question.pool)
+    shape = (chunk.samples.n, len(chunk.model.blocks) + 2, chunk.model.cfg.d_model)
+    values = np.zeros(shape, dtype=np.float32)
+    rows: list[tuple[int, Any, str, int]] = []
+
+    def keep(layer: int, acts: dict[str, Tensor], batch: Batch) -> None:
+        ((point, z),) = acts.items()
+        layer += point == "hook_resid_post"  # hook_resid_post of the last layer is Z^L
+        token = z[:, 0] if pool == "cls" else z[:, -1] if pool == "last" else z.mean(dim=1)
+        own = values[len(rows) : len(rows) + len(z), layer]
+        own[:] = token.float().cpu().numpy()
+        if not np.isfinite(own).all():
+            raise ValueError(
+                f"the stream of layer {layer} holds NaN or Inf in samples {batch.start} to "
+                f"{batch.last}: nothing can be learned from it."
+            )
+
+    last = [len(chunk.model.blocks) - 1]
+    readings = [Reading("hook_resid_pre", keep), Reading("hook_resid_post", keep, last)]
+    for batch in chunk.batches():
+        chunk.measure(batch, readings)
+        if not isinstance(chunk.forward, Replay):
+            alone = input_features(batch.inputs, pool, shape[2]).cpu().numpy()
+            values[len(rows) : len(rows) + len(alone), -1, : alone.shape[1]] = alone
+        digests = input_digests(chunk.forward, batch.inputs)
+        for number, digest in enumerate(digests, start=batch.start):
+            label = None if labels is None else labels[number - begin]
+            # of a million samples, two have the same first 64 bits with a probability of 3e-8
+            bits = int.from_bytes(bytes.fromhex(digest)[:8], signed=True)
+            rows.append((number, label, question.classes[number - first], bits))
+    first_row = rows[0][0] if rows else begin  # the first sample that was not left out
+    features = [(first_row, len(rows), values[: len(rows)].tobytes())]
+    return {
+        "samples": pd.DataFrame(rows, columns=["sample", "label", "named", "digest"]),
+        "features": pd.DataFrame(features, columns=["sample", "n", "values"]),
+    }
+
+
+def input_features(
+    inputs: Shaped[Tensor, "batch ..."], pool: str, width: int
+) -> Float[Tensor, "batch feature"]:
+    """Returns at most `width` features of the model's input, without the network.
+
+    Images `[batch, channels, height, width]`: the means of colours over the largest square grid
+    that fits. Token ids `[batch, pos]`: the last token with pool "last", else how often each token
+    occurs; ids that are equal modulo `width` share a feature.
+    """
+    if inputs.is_floating_point():
+        side = max(1, math.isqrt(width // inputs.shape[1]))
+        grid = (min(side, inputs.shape[2]), min(side, inputs.shape[3]))
+        means = torch.nn.functional.adaptive_avg_pool2d(inputs.float(), grid)
+        return means.flatten(1)[:, :width]
+    ids = inputs[:, -1:] if pool == "last" else inputs
+    return torch.nn.functional.one_hot(ids.long() % width, width).float().mean(dim=1)
+
+
+def _by_layer(
+    table: pd.DataFrame, n_layers: int, width: int, first: Bool[np.ndarray, "sample"]
+) -> list[Float[np.ndarray, "sample d_model"]]:
+    """Returns the features of each layer from the table "features", then those of the input.
+
+    The samples marked in `first` come before the other samples. Values are removed from the table
+    chunk by chunk as they are copied, so that memory never holds both copies in full.
+    """
+    chunks = table.pop("values").tolist()[::-1]
+    place = np.empty(len(first), dtype=np.int64)  # the row of each sample
+    place[np.argsort(~first, kind="stable")] = np.arange(len(first))
+    layers: list[np.ndarray] = []
+    start = 0
+    for count in table["n"]:
+        values = np.frombuffer(chunks.pop(), dtype=np.float32).reshape(count, n_layers + 2, width)
+        if not layers:
+            shape = (len(first), width)
+            # allocated by torch, since NumPy would take huge pages wherever rows are written
+            layers = [torch.empty(shape, dtype=torch.float32).numpy() for _ in range(n_layers + 2)]
+        for layer, rows in enumerate(layers):
+            rows[place[start : start + count]] = values[:, layer]
+        start += count
+    return layers
 
 
 def _fit_all(own: Tables, meta: Mapping[str, Any], progress: bool) -> Tables:
-    """Returns the tables of the result: fits a classifier in each layer."""
+    """Returns a sweep's tables: a sample is right (1), wrong (0) or not held out (NaN)."""
     table = own.pop("features")  # removed, so that its memory can be freed
     samples: Any = own["samples"]
     settings = meta["probes"]["linear"]["settings"]
     classes = np.unique(np.array(samples["named"].tolist()), return_inverse=True)[1]
     groups = _together(samples, sample_ranges.groups_of(meta["data"]))
     train = _split(classes, groups, settings["test"], settings["seed"])
-    features = by_layer(table, meta["n_layers"], meta["config"]["d_model"], train)
+    features = _by_layer(table, meta["n_layers"], meta["config"]["d_model"], train)
     alone = features.pop()
     shuffled = np.random.default_rng(settings["seed"]).permutation(classes)
     if len(np.unique(shuffled[train])) < 2:
@@ -203,26 +255,26 @@ def _fit_all(own: Tables, meta: Mapping[str, Any], progress: bool) -> Tables:
             f"the {len(classes)} samples are too few for a level of chance: dealt out anew, all "
             "labels of the training part are equal. Give more samples, or another seed=."
         )
-    layers = range(meta["n_layers"] + 1)
-    columns: dict[str, list[np.ndarray]] = {"accuracy": [], "permuted": []}
-    for _ in tqdm(layers, desc="linear probes", unit="layer", disable=not progress):
-        right = _of_layer(features.pop(0), train, (classes, shuffled))
-        for name, values in zip(columns, right, strict=True):
-            columns[name].append(values)
+    tally, layers = Tally(len(samples)), range(meta["n_layers"] + 1)
+
+    def keep(name: str, layer: int, right: Shaped[np.ndarray, "held"]) -> None:
+        values = np.full(len(samples), np.nan)
+        values[~train] = right
+        tally.samples["linear", name, layer] = values
+
+    for layer in tqdm(layers, desc="linear probes", unit="layer", disable=not progress):
+        accuracy, permuted = _right(features.pop(0), train, (classes, shuffled))
+        keep("accuracy", layer, accuracy)
+        keep("permuted", layer, permuted)
+    same = {"chance": classes[~train] == np.bincount(classes[train]).argmax()}
     if f"{LINEAR}.input" in meta["statistics"]:
-        columns["input"] = _of_layer(alone, train, [classes]) * len(layers)
-    commonest = np.bincount(classes[train]).argmax()
-    columns["chance"] = [(classes[~train] == commonest).astype(float)] * len(layers)
-    return _tables(columns, ~train, samples)
-
-
-def _pool(model: HookedModel, pool: str | None) -> str:
-    wanted = pool or ("cls" if model.has_cls else "last" if model.cfg.kind == "text" else "mean")
-    if wanted not in POOLS or (wanted == "cls" and not model.has_cls):
-        raise ValueError(
-            f"pool={pool!r}: give one of {', '.join(POOLS)}; 'cls' needs a model with a CLS token."
-        )
-    return wanted
+        same = {"input": _right(alone, train, [classes])[0], **same}
+    for name, right in same.items():
+        for layer in layers:
+            keep(name, layer, right)
+    tables = tables_of(tally, samples["label"].tolist(), len(layers))
+    numbers = np.repeat(samples["sample"].to_numpy(), len(layers))
+    return {**tables, "samples": tables["samples"].assign(sample=numbers)}
 
 
 def _classes(labels: Any, n: int, folds: int) -> list[str]:
@@ -232,13 +284,10 @@ def _classes(labels: Any, n: int, folds: int) -> list[str]:
             "a linear probe needs labels, and the data has none. Give labels=[...], one per sample."
         )
     labels = list(labels)
-    if None in labels[:n]:
+    if len(labels) < n or None in labels[:n]:
         raise ValueError(
-            f"sample {labels.index(None)} has no label. Leave out samples without a label."
-        )
-    if len(labels) < n:
-        raise ValueError(
-            f"there are {len(labels)} labels for {n} samples. Give one label per sample."
+            f"there are {len(labels) - labels.count(None)} labels for {n} samples. Give one label "
+            "per sample, and leave out samples without a label."
         )
     classes = [str(label) for label in labels[:n]]
     if len(set(classes)) < 2:
@@ -296,25 +345,31 @@ def _check_least(least: int, folds: int) -> None:
         )
 
 
-def _of_layer(
+def _right(
     features: Float[np.ndarray, "sample d_model"],
     train: Bool[np.ndarray, "sample"],
     answers: Sequence[Int[np.ndarray, "sample"]],
-) -> list[Float[np.ndarray, "held"]]:
-    """Fits a classifier for each array in `answers`, and returns an array for each classifier.
+) -> list[Bool[np.ndarray, "held"]]:
+    """Fits a classifier for each array in `answers`; returns which held-out samples it names right.
 
-    A returned array has a number per held-out sample: 1 if the sample is classified correctly, else
-    0. features: the training part comes first; the features are standardised in place.
+    features: the training part comes first; the features are standardised in place.
     """
-    count = int(train.sum())
+    import warnings
+
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
+    count, found = int(train.sum()), []
     middle, scale = _scaling(features[:count])
     features -= middle
     features /= scale
-    probes = [_fitted(features[:count], wanted[train]) for wanted in answers]
-    pairs = zip(probes, answers, strict=True)
-    return [
-        (probe.predict(features[count:]) == wanted[~train]).astype(float) for probe, wanted in pairs
-    ]
+    for wanted in answers:
+        with warnings.catch_warnings():
+            # with permuted labels, the classifier has nothing to converge to
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            probe = LogisticRegression(max_iter=1000).fit(features[:count], wanted[train])
+        found.append(probe.predict(features[count:]) == wanted[~train])
+    return found
 
 
 def _scaling(
@@ -333,31 +388,3 @@ def _scaling(
     off = total / len(values)
     scale = np.sqrt(np.maximum(squares / len(values) - off**2, 0))
     return origin + off, np.where(scale == 0, 1, scale)
-
-
-def _fitted(features: Float[np.ndarray, "row d_model"], classes: Int[np.ndarray, "row"]) -> Any:
-    import warnings
-
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
-
-    with warnings.catch_warnings():
-        # with permuted labels, the classifier has nothing to converge to
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return LogisticRegression(max_iter=1000).fit(features, classes)
-
-
-def _tables(
-    columns: dict[str, list[np.ndarray]], held: Bool[np.ndarray, "sample"], samples: pd.DataFrame
-) -> Tables:
-    """Returns a sweep's tables, in which a sample is right (1), wrong (0) or not held out (NaN)."""
-    tally = Tally(len(samples))
-    for name, layers in columns.items():
-        for layer, right in enumerate(layers):
-            values = np.full(len(samples), np.nan)
-            values[held] = right
-            tally.samples["linear", name, layer] = values
-    count = len(columns["accuracy"])
-    tables = tables_of(tally, samples["label"].tolist(), count)
-    numbers = np.repeat(samples["sample"].to_numpy(), count)
-    return {**tables, "samples": tables["samples"].assign(sample=numbers)}

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from crate_interp.results.result import Merge, Result
 from crate_interp.stats.contrasts import mean_error, of_sums
-from crate_interp.stats.intervals import student_interval
 
 STATISTIC = ["probe", "statistic", "layer"]
 TOGETHER = -1  # in place of a head's number: the moments of each sample's mean over heads
@@ -109,14 +108,6 @@ def errors(result: Any, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     return error, count
 
 
-def mean_ends(result: Any, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the ends of the 95 % interval of each row of `layers()` or `heads()`, by Student's t.
-
-    The ends are NaN for a single sample, and for statistics of the weights.
-    """
-    return student_interval(rows["mean"].to_numpy(float), *errors(result, rows))
-
-
 def to_bytes(values: Tensor) -> bytes:
     """Returns the bytes of a tensor's numbers as float64, row by row."""
     return values.detach().cpu().double().contiguous().numpy().tobytes()
@@ -135,14 +126,12 @@ def added(array: str, *keys: str) -> Merge:
     """
 
     def merge(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) -> pd.DataFrame:
-        both = pd.concat([mine, theirs], ignore_index=True)
-        rows = [_sum(own, array, keys) for _, own in both.groupby(list(keys), sort=False)]
+        both, rows = pd.concat([mine, theirs], ignore_index=True), []
+        for _, own in both.groupby(list(keys), sort=False):
+            total = own.drop(columns=[array, *keys]).sum().to_dict()
+            cells = sum(from_bytes(cell, -1) for cell in own[array])
+            same = own.iloc[0][list(keys)].to_dict()
+            rows.append({**same, **total, array: np.asarray(cells).tobytes()})
         return pd.DataFrame(rows, columns=mine.columns)
 
     return merge
-
-
-def _sum(rows: pd.DataFrame, array: str, keys: tuple[str, ...]) -> dict[str, Any]:
-    total = rows.drop(columns=[array, *keys]).sum().to_dict()
-    cells = sum(from_bytes(cell, -1) for cell in rows[array])
-    return {**rows.iloc[0][list(keys)].to_dict(), **total, array: np.asarray(cells).tobytes()}

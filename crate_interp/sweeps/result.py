@@ -8,11 +8,13 @@ import pandas as pd
 
 from crate_interp.core.safe_text import notebook_view, table_in_html
 from crate_interp.results.result import Result, by, first
+from crate_interp.stats.contrasts import by_group, paired
+from crate_interp.stats.intervals import paired_shares, share_interval, student_interval
 from crate_interp.sweeps import sweep_tables
 from crate_interp.sweeps.control_tables import controls_text
 from crate_interp.sweeps.findings import headline
-from crate_interp.sweeps.layer_curves import even
-from crate_interp.sweeps.moments import errors_over_groups, mean_ends, merged_moments
+from crate_interp.sweeps.layer_curves import even, rows_of
+from crate_interp.sweeps.moments import errors, errors_over_groups, merged_moments
 
 _EVERY = "every layer"  # the name under which `layers()` keeps its answer
 
@@ -89,7 +91,7 @@ class SweepResult(Result):
         The interval is Student's t. Its ends are NaN for a single sample, and for statistics of the
         weights.
         """
-        return mean_ends(self, rows)
+        return student_interval(rows["mean"].to_numpy(float), *errors(self, rows))
 
     def controls(self) -> pd.DataFrame:
         """Returns a row per negative control, statistic and layer.
@@ -137,10 +139,11 @@ class SweepResult(Result):
         for statistic in ("entropy_cls", "entropy_patches", "entropy"):
             heads = self.sharpest_heads(statistic)
             if len(heads):
+                table: Any = heads.head(count).itertuples()
                 shown = [
                     f"L{row.layer}H{row.head} {row.mean:#.4g} ({row.low:#.4g} to {row.high:#.4g}; "
                     f"sd {row.std:.2g})"
-                    for row in heads.head(count).itertuples()
+                    for row in table
                 ]
                 most = even(self, f"attention.{statistic}")
                 level = "" if most is None else f" (even attention: {most[0]:.4g} nats)"
@@ -156,10 +159,8 @@ class SweepResult(Result):
 
         low, high: the 95 % interval of the mean by Student's t; NaN for a single sample.
         """
-        table: Any = self.table("heads").query("probe == 'attention'")
-        rows = table[table["statistic"] == statistic].sort_values(
-            "mean", kind="stable", ignore_index=True
-        )
+        heads = rows_of(self.table("heads"), f"attention.{statistic}")
+        rows = heads.sort_values("mean", kind="stable", ignore_index=True)
         low, high = self.mean_ends(rows)
         return rows.assign(low=low, high=high)
 
@@ -173,3 +174,51 @@ class SweepResult(Result):
         columns = ["probe", "statistic"]
         wide = table.pivot_table(index="layer", columns=columns, values="mean", sort=False)
         return notebook_view(self._words(), table_in_html(wide, index=True))
+
+
+class LinearProbeResult(SweepResult):
+    """The accuracy of a linear classifier by layer: a SweepResult of the statistics "linear.*"."""
+
+    KIND = "linear_probe"
+    ALONE = "a linear probe is fitted to its data and does not merge: fit one to all of the data."
+
+    def mean_ends(self, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the ends of the 95 % interval of each row of `layers()`.
+
+        The interval is that of a share, because each mean is a share of samples; over groups, if
+        samples are not independent, it is Student's t.
+        """
+        if self.independent[1] != self.meta["unit"]:
+            low, high = super().mean_ends(rows)
+            return low.clip(0, 1), high.clip(0, 1)
+        n = rows["n"].to_numpy()
+        return share_interval(rows["mean"].to_numpy(float) * n, n)
+
+    def finding(self) -> str:
+        """Returns a sentence on the layer of highest accuracy, with the input alone and chance.
+
+        The difference to the input alone has an interval over held-out samples (`paired_shares`),
+        with the layer fixed. A store of activations has no input.
+        """
+        table: Any = self._table("layers")
+        wide = table.pivot(index="layer", columns="statistic", values="mean")
+        best = int(wide["accuracy"].idxmax())
+        row = wide.loc[best]
+        return (
+            f"A linear classifier names the class best from Z^{best}: held-out accuracy "
+            f"{row['accuracy']:.3f} over {int(table['n'].iloc[0])} samples, "
+            f"{self._beside_input(best) if 'input' in row else ''}{row['permuted']:.3f} "
+            f"with permuted labels, {row['chance']:.3f} by the commonest class."
+        )
+
+    def _beside_input(self, layer: int) -> str:
+        """Returns the accuracy from the input alone and the difference of a layer to it."""
+        samples: Any = self._table("samples")
+        held = samples[(samples["layer"] == layer) & samples["linear.input"].notna()]
+        alone = held["linear.input"].to_numpy()
+        better = (held["linear.accuracy"].to_numpy() - alone)[:, None]
+        groups = self.groups_at(held["sample"])
+        more = paired_shares(better) if groups is None else paired(by_group(better, groups))
+        what = "pixels" if self.meta["unit"] == "images" else "token ids"
+        ends = self.interval_words(more.low[0], more.high[0], form="+.3f", before="")
+        return f"{alone.mean():.3f} from {what} alone (difference {more.value[0]:+.3f}, {ends}), "

@@ -37,7 +37,7 @@ from crate_interp.sweeps.measuring import (
     probe_readings,
 )
 from crate_interp.sweeps.result import SweepResult
-from crate_interp.sweeps.stores.replay import Replay, opened, readable
+from crate_interp.sweeps.store_reading import Replay, opened, readable
 from crate_interp.sweeps.sweep_tables import Numbers, Tally, merged_controls, no_controls, tables_of
 
 Probes = str | Probe | Sequence[str | Probe] | None

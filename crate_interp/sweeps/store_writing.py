@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
@@ -16,32 +17,38 @@ from torch import Tensor
 from crate_interp.core import checks, folders
 from crate_interp.core.files import check_regular, digest, flush, write
 from crate_interp.core.progress import note
-from crate_interp.core.run_options import Run, RunOptions, run_options
+from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hook_points import NamesFilter
 from crate_interp.models.hooked import HookedModel
 from crate_interp.questions.asking import Experiment, Perhaps, ask
-from crate_interp.questions.batches import Batch, Chunk
+from crate_interp.questions.batches import Batch, Chunk, run_layers
 from crate_interp.questions.chunks import is_ours
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.questions.folder_access import CHUNKS, writable
 from crate_interp.questions.provenance import model_meta
 from crate_interp.results.result_files import META
 from crate_interp.results.sample_ranges import counted
-from crate_interp.sweeps.stores import arrow_files
-from crate_interp.sweeps.stores.activation_store import (
-    STAGE,
+from crate_interp.sweeps.store_reading import (
+    INPUT,
+    LABEL,
+    SAMPLE,
     ActivationStore,
-    intact,
+    features_of,
+    input_digests,
     open_store,
     size_of,
 )
+from crate_interp.sweeps.sweep_tables import numbered
 
 if TYPE_CHECKING:
     import datasets
+    import pyarrow as pa
 
+DTYPES = {"float32": torch.float32, "float16": torch.float16}
 _HIGHEST = 65504  # the largest finite number of float16
+_STAGE = "activations"
 Shapes = dict[str, tuple[int, ...]]  # point -> shape of one sample
 
 
@@ -75,9 +82,16 @@ def store(
     point and samples, for NaN and for numbers that float16 cannot hold.
     """
     options = run_options(store, run)
-    kept = str(dtype or torch.float32).removeprefix("torch.")
-    index = ask(Store(points, kept), model, data, replace(options, out=_checked(options)))
-    stored: Any = None if index is None else open_store(options.out or "")
+    if options.out is None:
+        raise ValueError("ci.store writes files and needs a folder. Give out=DIR.")
+    if options.skip_bad:
+        raise ValueError(
+            "skip_bad=True is refused, because a store holds a row for every sample. Give data "
+            "without the samples that cannot be decoded (`ci.sweep` with skip_bad lists them)."
+        )
+    question = Store(points, str(dtype or torch.float32).removeprefix("torch."))
+    index = ask(question, model, data, replace(options, out=options.out.absolute()))
+    stored: Any = None if index is None else open_store(options.out)
     return stored
 
 
@@ -94,10 +108,10 @@ class Store(Question):
 
     def settled(self, model: HookedModel, samples: Samples) -> "Store":
         """Refuses what cannot be asked, and fills in what model and samples decide."""
-        checks.one_of("dtype", self.stored, tuple(arrow_files.DTYPES))
+        checks.one_of("dtype", self.stored, tuple(DTYPES))
         names = model.matching_points(self.points)
         shapes, forward = _tried(model, samples, names)
-        features = arrow_files.features_of(shapes, self.stored, samples.labels)
+        features = features_of(shapes, self.stored, samples.labels)
         return replace(self, shapes=shapes, forward=forward, features=features)
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
@@ -114,21 +128,9 @@ class Store(Question):
         if not run.options.resume:
             folders.discard(folder, META)  # removes the index of files that no longer exist
         _check_space(run, folder, self)
-        measure = partial(_of_chunk, folder=folder / CHUNKS, store=self)
-        rules = ActivationStore.STORED
-        return (yield Pass(STAGE, measure, rules, intact=partial(intact, folder), apart=True))
-
-
-def _checked(options: RunOptions) -> Path:
-    """Returns the folder. Raises ValueError if there is none, or if samples would be left out."""
-    if options.out is None:
-        raise ValueError("ci.store writes files and needs a folder. Give out=DIR.")
-    if options.skip_bad:
-        raise ValueError(
-            "skip_bad=True is refused, because a store holds a row for every sample. Give data "
-            "without the samples that cannot be decoded (`ci.sweep` with skip_bad lists them)."
-        )
-    return options.out.absolute()
+        measure = partial(_written, folder=folder / CHUNKS, store=self)
+        check = partial(_intact, folder / CHUNKS)
+        return (yield Pass(_STAGE, measure, ActivationStore.STORED, intact=check, apart=True))
 
 
 def _tried(
@@ -160,29 +162,49 @@ def _cached(
 
 def _check_space(run: Experiment, out: Path, store: Store) -> None:
     """Prints how much will be written; raises ValueError if the disk has too little room."""
-    width = arrow_files.DTYPES[store.stored].itemsize
-    each = sum(arrow_files.bytes_of(shape, width) for shape in store.shapes.values())
+    each = 0
+    for shape in store.shapes.values():
+        # for each row of an array, Arrow also stores in 4 bytes where the row begins
+        starts = [4 * prod(shape[:axis]) for axis in range(len(shape)) if len(shape) > 1]
+        each += prod(shape) * DTYPES[store.stored].itemsize + sum(starts)
     n = run.samples.n or 0
-    there = sum(path.stat().st_size for path in (out / CHUNKS).glob(f"{STAGE}-*.arrow"))
+    there = sum(path.stat().st_size for path in (out / CHUNKS).glob(f"{_STAGE}-*.arrow"))
     free, left = shutil.disk_usage(out).free, max(0, each * n - there)
-    unit, points = run.meta["unit"], counted(len(store.shapes), "points")
-    words = f"{points} of {counted(n, unit)}, {size_of(each)} each: {size_of(each * n)}"
+    points, samples = counted(len(store.shapes), "points"), counted(n, run.meta["unit"])
+    words = f"{points} of {samples}, {size_of(each)} each: {size_of(each * n)} in {store.stored}"
     if left > free:
         raise ValueError(
-            f"{words} in {store.stored}. {size_of(left)} must still be written, but the disk of "
+            f"{words}. {size_of(left)} must still be written, but the disk of "
             f"{str(out)!r} has only {size_of(free)} left. Give fewer points, dtype=torch.float16, "
             "a limit, or another disk."
         )
     if run.options.progress:
-        note(f"{out}: {words} in {store.stored}; {size_of(free)} are free.")
+        note(f"{out}: {words}; {size_of(free)} are free.")
 
 
-def _of_chunk(chunk: Chunk, folder: Path, store: Store) -> Tables:
-    path, samples = folder / f"{STAGE}-{chunk.number:06d}.arrow", chunk.samples
-    rows = (_rows(chunk, batch, store) for batch in chunk.batches())
+def _intact(folder: Path, tables: Tables) -> bool:
+    """Tells whether a chunk's Arrow files have the digests listed in its table "files"."""
+    table: Any = tables.get("files", pd.DataFrame(columns=["file", "sha256"]))
+    try:
+        found = [digest(folder / row.file) == row.sha256 for row in table.itertuples()]
+    except OSError:
+        return False
+    return bool(found) and all(found)
+
+
+def _written(chunk: Chunk, folder: Path, store: Store) -> Tables:
+    """Writes the Arrow file of a chunk, a batch of rows after the other."""
+    import pyarrow as pa
+
+    path, samples = folder / f"{_STAGE}-{chunk.number:06d}.arrow", chunk.samples
+    schema = store.features.arrow_schema
 
     def writer(part: Path) -> None:
-        arrow_files.write_rows(part, store.features, rows)
+        with open(part, "wb") as file, pa.ipc.new_stream(file, schema) as stream:
+            for batch in chunk.batches():
+                rows = _rows(chunk, batch, store)
+                columns = [_column(rows[field.name], field.type) for field in schema]
+                stream.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
         flush(part)
 
     check_regular(path)
@@ -196,13 +218,32 @@ def _of_chunk(chunk: Chunk, folder: Path, store: Store) -> Tables:
     return {"files": pd.DataFrame([row])}
 
 
+def _column(values: Any, kind: "pa.DataType") -> "pa.Array":
+    """Returns the rows of a column as an Arrow array."""
+    import pyarrow as pa
+    from datasets.features.features import numpy_to_pyarrow_listarray
+
+    if not isinstance(values, Tensor):
+        return pa.array(values, type=kind, from_pandas=True)
+    if values.ndim == 1:
+        return pa.array(values.numpy())
+    if values.ndim == 2:
+        flat = pa.array(values.reshape(-1).numpy())
+        return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+    return pa.ExtensionArray.from_storage(kind, numpy_to_pyarrow_listarray(values.numpy()))
+
+
 def _rows(chunk: Chunk, batch: Batch, store: Store) -> dict[str, Any]:
-    """Returns the rows of a batch, by column."""
-    rows: dict[str, Any] = {arrow_files.SAMPLE: torch.arange(batch.start, batch.last + 1)}
-    rows[arrow_files.INPUT] = list(arrow_files.input_digests(batch.inputs))
+    """Returns the rows of a batch, by column.
+
+    Raises ValueError for samples of another size than the first, for NaN, and for finite numbers
+    that become infinite in float16.
+    """
+    rows: dict[str, Any] = {SAMPLE: torch.arange(batch.start, batch.last + 1)}
+    rows[INPUT] = input_digests(run_layers, batch.inputs)
     if chunk.samples.labels is not None:
         first = batch.start - chunk.samples.start
-        rows[arrow_files.LABEL] = chunk.samples.labels[first : first + len(batch.inputs)]
+        rows[LABEL] = chunk.samples.labels[first : first + len(batch.inputs)]
     acts = _cached(chunk.model, batch.inputs, list(store.shapes), store.forward)
     for name, shape in store.shapes.items():
         value = acts.pop(name).float()
@@ -212,26 +253,17 @@ def _rows(chunk: Chunk, batch: Batch, store: Store) -> dict[str, Any]:
                 f"{batch.last}, but the shape {list(shape)} for the first sample. Give samples of "
                 "one size."
             )
-        _check(name, value, batch.start, store.stored)
-        rows[name] = value.to(arrow_files.DTYPES[store.stored]).cpu()
+        high = (value.abs() > _HIGHEST) & value.isfinite() & (store.stored == "float16")
+        for wrong, what, advice in (
+            (value.isnan(), "NaN", ""),
+            (
+                high,
+                f"numbers above {_HIGHEST}, the largest of float16",
+                " Give dtype=torch.float32.",
+            ),
+        ):
+            if wrong.any():
+                bad = numbered(wrong.cpu().numpy(), batch.start)
+                raise ValueError(f"{name} holds {what}: samples {bad}.{advice}")
+        rows[name] = value.to(DTYPES[store.stored]).cpu()
     return rows
-
-
-def _check(name: str, value: Tensor, start: int, kept: str) -> None:
-    """Raises ValueError for NaN, and for finite numbers that become infinite in float16."""
-    flat = value.reshape(len(value), -1)
-    wrong = flat.isnan()
-    if wrong.any():
-        raise ValueError(f"{name} holds NaN: samples {_numbered(wrong, start)}.")
-    wrong = (flat.abs() > _HIGHEST) & flat.isfinite()
-    if kept == "float16" and wrong.any():
-        most = float(flat[flat.isfinite()].abs().max())
-        raise ValueError(
-            f"{name} holds {most:.6g}, but the largest float16 number is {_HIGHEST}: samples "
-            f"{_numbered(wrong, start)}. Give dtype=torch.float32."
-        )
-
-
-def _numbered(wrong: Tensor, start: int) -> str:
-    bad = [start + place for place, row in enumerate(wrong) if row.any()]
-    return ", ".join(map(str, bad[:8])) + (", ..." if bad[8:] else "")

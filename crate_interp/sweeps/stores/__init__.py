@@ -1,1 +1,0 @@
-"""Stores: activations on the disk, to write, map into memory, and measure again."""
