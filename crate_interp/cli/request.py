@@ -87,15 +87,16 @@ class Request:
     @property
     def looked_at(self) -> Any:
         """Returns the data of a command that looks at one input: --text, --image or --data."""
-        given = [one for one in (self.text, self.image, self.data) if one is not None]
-        if not given:
+        if self.text is self.image is self.data is None:
             raise ValueError("give --text TEXT, --image FILE, or --data with --sample NUMBER.")
-        text = self.model.unit == "windows"
-        if (self.image if text else self.text) is not None:
-            raise ValueError(
-                f"{self.source} reads {'texts: --text' if text else 'images: --image'}."
-            )
-        return self.data if self.text is self.image is None else [str(given[0])]
+        wrong, taken = self.text, "images: --image"
+        if self.model.unit == "windows":
+            wrong, taken = self.image, "texts: --text"
+        if wrong is not None:
+            raise ValueError(f"{self.source} reads {taken}.")
+        if self.text is self.image is None:
+            return self.data
+        return [str(self.text if self.image is None else self.image)]
 
     def checkpoint(self, source: str) -> tuple[str, dict[str, Any]]:
         """Returns a source without its @step, and the arguments of `ci.load` that were given."""
