@@ -118,12 +118,10 @@ class InMemory:
 class InFolder(InMemory):
     """Chunks of a run in OUT/chunks. Several shards may write there.
 
-    run: the digest of run.json, which each file of a chunk holds too. seen: the files that were
-    read and found whole, by their times and sizes.
+    run: the digest of run.json, which each file of a chunk holds too.
     """
 
     run: str = ""
-    seen: dict[Path, tuple[tuple[int, int, int], Block]] = field(default_factory=dict)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -169,17 +167,11 @@ class InFolder(InMemory):
     def _whole(self, step: Pass, path: Path) -> Block | None:
         """Returns what a file holds, if it is a whole block of this run."""
         try:
-            there = path.stat()
-            stamp = (there.st_mtime_ns, there.st_size, there.st_ino)
-            if self.seen.get(path, (None,))[0] != stamp:
-                about, tables = _opened(path)
-                block = Block(*about["block"])
-                right = about["run"] == self.run
-                right &= path == self.path(step, block.first, block.count)
-                if not right or (step.intact is not None and not step.intact(tables)):
-                    return None
-                self.seen[path] = stamp, block
-            return self.seen[path][1]
+            about, tables = _opened(path)
+            block = Block(*about["block"])
+            right = about["run"] == self.run
+            right &= path == self.path(step, block.first, block.count)
+            return block if right and (step.intact is None or step.intact(tables)) else None
         except _UNREADABLE:
             return None
 
