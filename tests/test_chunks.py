@@ -171,6 +171,10 @@ def test_a_pass_whose_name_is_no_name_of_a_file(name):
     refuses("give a name of small letters", partial(Pass, name, SWEEP.measure, {}))
 
 
+def test_a_setting_that_json_lacks(tmp_path):
+    refuses("setting <object.* cannot be kept as JSON", partial(run, tmp_path, {"x": object()}))
+
+
 def test_two_jobs_on_one_shard(tmp_path, held):
     refuses("another process works on shard 0/2.*Wait until it", lambda: run(tmp_path, shard="0/2"))
     assert run(tmp_path, shard="1/2")[0] is None  # another shard may
