@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 import crate_interp as ci
 from conftest import refuses
-from crate_interp.questions.chunks import Block, InMemory
+from crate_interp.questions.chunks import Block, InMemory, device_of_rank, shard_of
 from crate_interp.questions.experiment import Pass, Task
-from crate_interp.questions.folder_access import device_of_rank, shard_of
 from crate_interp.questions.run_folder import in_folder
 
 CHUNKS = 4

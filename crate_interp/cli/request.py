@@ -111,7 +111,7 @@ class Request:
         """Returns the model of this name, on the device of this process."""
         import torch
 
-        from crate_interp.questions.folder_access import device_of_rank
+        from crate_interp.questions.chunks import device_of_rank
 
         source, arguments = self.checkpoint(source)
         arguments["dtype"] = None if self.dtype is None else getattr(torch, self.dtype)
@@ -146,7 +146,7 @@ class Request:
         self, result: Any, write: Callable[[Any, Path], Any], table: str, more: str = ""
     ) -> None:
         """Writes the page of a result, while no other process does, and prints the result."""
-        from crate_interp.questions.folder_access import alone
+        from crate_interp.questions.run_folder import alone
 
         with alone(self.out):
             page = write(result, self.out)

@@ -11,8 +11,8 @@ from crate_interp.core.files import digest
 from crate_interp.core.folders import read_index
 from crate_interp.core.safe_text import plain
 from crate_interp.questions.batches import is_store
+from crate_interp.questions.chunks import CHUNKS, RUN
 from crate_interp.questions.experiment import Tables
-from crate_interp.questions.folder_access import CHUNKS, RUN
 from crate_interp.results.result import Result, by
 from crate_interp.results.sample_ranges import counted
 from crate_interp.sweeps.stores import arrow_files
