@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 import crate_interp as ci
 from conftest import refuses
-from crate_interp.questions.chunks import InMemory
+from crate_interp.questions.chunks import InMemory, device_of_rank, shard_of
 from crate_interp.questions.experiment import Pass, Task
-from crate_interp.questions.folder_access import device_of_rank, shard_of
 from crate_interp.questions.run_folder import in_folder
 
 CHUNKS = 4
@@ -169,6 +168,10 @@ def held(tmp_path):
 @pytest.mark.parametrize("name", ["../x", "a[0]", "A", "a-b"])
 def test_a_pass_whose_name_is_no_name_of_a_file(name):
     refuses("give a name of small letters", partial(Pass, name, SWEEP.measure, {}))
+
+
+def test_a_setting_that_json_lacks(tmp_path):
+    refuses("setting <object.* cannot be kept as JSON", partial(run, tmp_path, {"x": object()}))
 
 
 def test_two_jobs_on_one_shard(tmp_path, held):

@@ -59,8 +59,8 @@ SLOW = {
 }  # fmt: skip
 # command line -> the one line on stderr
 WRONG = {
-    "report": "SOURCE, --data are missing. Example: crate-interp report crate-tiny",
-    "convert --quiet --out x": "SOURCE is missing. Example: crate-interp convert",
+    "report": "missing: SOURCE, --data. Example: crate-interp report crate-tiny",
+    "convert --quiet --out x": "missing: SOURCE. Example: crate-interp convert",
     f"convert w.pth --out swept {SIZED}": "exists already: give a new folder",
     f"convert w.pth --out w.pth {SIZED}": "exists already",
     "convert w.pth --out other": "n_heads cannot be inferred",

@@ -95,7 +95,9 @@ def test_a_full_disk_loses_nothing(tmp_path, whole, monkeypatch):
 
 def test_a_run_in_other_settings_is_refused_by_field(tmp_path, whole):
     run(tmp_path)
-    with pytest.raises(ValueError, match="settings.config.n_layers is 2 there and 3 here"):
+    with pytest.raises(
+        ValueError, match="another model; settings.config.n_layers is 2 there and 3 here"
+    ):
         run(tmp_path, model=ci.HookedCrate(ci.CrateConfig.from_dict(
             network().cfg.to_dict() | {"n_layers": 3})).eval())  # fmt: skip
     with pytest.raises(ValueError, match="settings.batch_size is 5 there and 6 here.*restart"):

@@ -3,8 +3,10 @@
 import inspect
 import os
 import re
+import sys
+import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,13 +19,17 @@ import crate_interp as ci
 from crate_interp.cli import options
 from crate_interp.cli.commands import COMMANDS, Command
 from crate_interp.cli.request import CHUNKED, LOADING, SESSION, Request, say
+from crate_interp.core import progress
 from crate_interp.core.folders import locked
+from crate_interp.core.safe_text import plain
 
+FAILED, UNEXPECTED, INTERRUPTED = 2, 3, 130  # exit codes
 QUIET = "CRATE_INTERP_QUIET"  # read by crate_interp/core/progress.py, also in worker processes
 EXIT_CODES = (
     "Exit codes: 0 done; 2 the command cannot do what was asked, and an error line says why; 3 an "
     "unexpected error (--debug shows its traceback); 130 interrupted."
 )
+_LONGEST = 1500  # characters of an error
 requests: list[Request] = []  # the last one of this process
 _OURS = ("progress", "resume")  # --quiet and --restart stand for them
 _FIRST = ("source", "data", "out")  # in the help of a command
@@ -42,8 +48,7 @@ def command_function(name: str, command: Command) -> Callable[..., None]:
     def run(**values: Any) -> None:
         missing = [options.typed(item) for item in command.required if values[item] is None]
         if missing:
-            verb_of = "is" if len(missing) == 1 else "are"
-            raise ValueError(f"{', '.join(missing)} {verb_of} missing. {example(name)}")
+            raise ValueError(f"missing: {', '.join(missing)}. {example(name)}")
         if values["quiet"]:
             os.environ[QUIET] = "1"
         arguments = {item: values.pop(item) for item in own}
@@ -132,3 +137,52 @@ def spoken(text: str) -> str:
     for python, words in _WORDS.items():
         text = text.replace(python, words)
     return _ARGUMENT.sub(lambda at: options.typed(at[1]) + " " * (at[2] is None), text)
+
+
+def main() -> None:
+    """Runs the command line. An error is one line on stderr; --debug shows the traceback."""
+    quiet = os.environ.get(QUIET)
+    requests.clear()
+    progress.say_as[:] = [spoken]
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a terminal may lack letters of a label
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: _complain(f"warning: {message}")
+        code = _run()
+    progress.say_as.clear()
+    if quiet is None:
+        os.environ.pop(QUIET, None)
+    raise SystemExit(code)
+
+
+def _run() -> int:
+    """Runs a command and returns its exit code; prints an error as one line on stderr."""
+    try:
+        app()
+        code = 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BaseException as error:
+        if "--debug" in sys.argv:
+            raise
+        if isinstance(error, (ValueError, OSError, KeyError)):
+            words = error.args[0] if isinstance(error, KeyError) and error.args else error
+            _complain(spoken(str(words)))
+            return FAILED
+        text = ": ".join(part for part in (type(error).__name__, plain(error, _LONGEST)) if part)
+        _complain(f"unexpected {text} (--debug shows the traceback)")
+        return UNEXPECTED
+    if code == INTERRUPTED:  # typer turns an interrupt into an exit
+        out = requests[0].out if requests else None
+        there = f"what was finished is in {out}" if out and out.exists() else "nothing was finished"
+        _complain(f"interrupted; {there}")
+    return code
+
+
+def _complain(words: Any) -> None:
+    with suppress(OSError):
+        sys.stderr.write(f"crate-interp: {plain(words, _LONGEST)}\n")
+        sys.stderr.flush()

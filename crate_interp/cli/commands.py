@@ -15,6 +15,11 @@ from crate_interp.core.safe_text import plain
 HEADS = 10  # heads or atoms that are printed
 NAMED = 256  # samples of the data from which atoms get their names
 _SAMPLE = "Which sample of the data to show, from 0."
+_MISSING = {
+    "mean": "mean and std: pictures need --config mean=... and --config std=...",
+    "labels": "labels: for the loss on pictures in a folder per class, ablate and atlas need "
+    '--config \'labels=["...", "..."]\', in the order of the outputs.',
+}
 _SIDE = (
     "A name of `crate-interp models`, NAME@step-N, a weight file, or the folder of a saved model "
     "or sweep. Separate several seeds with commas."
@@ -255,13 +260,9 @@ def convert(request: Request) -> None:
     source, arguments = request.checkpoint(request.source)
     model = ci.convert(source, request.out, **arguments)
     say(f"{sum(value.numel() for value in model.parameters()):,} parameters in {request.out}")
-    if getattr(model.cfg, "mean", 0) is None:
-        say("The folder has no mean and std: pictures need --config mean=... and --config std=...")
-    if getattr(model.cfg, "labels", "") is None:
-        say(
-            "The folder has no labels: for the loss on pictures in a folder per class, ablate and "
-            'atlas need --config \'labels=["...", "..."]\', in the order of the outputs.'
-        )
+    for name, words in _MISSING.items():
+        if getattr(model.cfg, name, "") is None:
+            say(f"The folder has no {words}")
 
 
 @command(example="crate-tiny-fashion", fields=LOADING, required=("source",))
@@ -290,19 +291,17 @@ def models(request: Request, json: Annotated[bool, "Print JSON."] = False) -> No
     if json:
         say(json_text.dumps(rows, indent=2, default=str))
         return
-    lines = [["name", "family", "parameters", "licence", "status", "where"]]
+    lines = [("name", "family", "parameters", "licence", "status", "where")]
     for row in rows:
         where = f"{row['repo']}/{row['file']}" if row["file"] else row["link"] or row["repo"]
-        steps = ", ".join(f"step-{step}" for step in row["steps"] or ())
-        where = f"embedded, revisions {steps}" if steps else "embedded" * row["embedded"] or where
+        if row["embedded"]:
+            steps = ", ".join(f"step-{step}" for step in row["steps"] or ())
+            where = f"embedded, revisions {steps}" if steps else "embedded"
         size = f"{row['params']:,}" if row["params"] else "unknown"
-        lines.append(
-            [row["name"], row["family"] or "?", size, row["licence"], row["status"], where]
-        )
+        lines += [(row["name"], row["family"] or "?", size, row["licence"], row["status"], where)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
-        cells = (word.ljust(width) for word, width in zip(line, widths, strict=True))
-        say("  ".join(cells).rstrip())
+        say("  ".join(map(str.ljust, line, widths)).rstrip())
 
 
 def _in_text(table: Any) -> str:

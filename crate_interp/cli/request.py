@@ -87,14 +87,16 @@ class Request:
     @property
     def looked_at(self) -> Any:
         """Returns the data of a command that looks at one input: --text, --image or --data."""
-        given = [one for one in (self.text, self.image, self.data) if one is not None]
-        if not given:
+        if self.text is self.image is self.data is None:
             raise ValueError("give --text TEXT, --image FILE, or --data with --sample NUMBER.")
-        text = self.model.unit == "windows"
-        if (self.image if text else self.text) is not None:
-            kind = "texts: --text" if text else "images: --image"
-            raise ValueError(f"{self.source} reads {kind}.")
-        return self.data if self.text is self.image is None else [str(given[0])]
+        wrong, taken = self.text, "images: --image"
+        if self.model.unit == "windows":
+            wrong, taken = self.image, "texts: --text"
+        if wrong is not None:
+            raise ValueError(f"{self.source} reads {taken}.")
+        if self.text is self.image is None:
+            return self.data
+        return [str(self.text if self.image is None else self.image)]
 
     def checkpoint(self, source: str) -> tuple[str, dict[str, Any]]:
         """Returns a source without its @step, and the arguments of `ci.load` that were given."""
@@ -109,7 +111,7 @@ class Request:
         """Returns the model of this name, on the device of this process."""
         import torch
 
-        from crate_interp.questions.folder_access import device_of_rank
+        from crate_interp.questions.chunks import device_of_rank
 
         source, arguments = self.checkpoint(source)
         arguments["dtype"] = None if self.dtype is None else getattr(torch, self.dtype)
@@ -144,7 +146,7 @@ class Request:
         self, result: Any, write: Callable[[Any, Path], Any], table: str, more: str = ""
     ) -> None:
         """Writes the page of a result, while no other process does, and prints the result."""
-        from crate_interp.questions.folder_access import alone
+        from crate_interp.questions.run_folder import alone
 
         with alone(self.out):
             page = write(result, self.out)

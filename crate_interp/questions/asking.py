@@ -17,7 +17,7 @@ from crate_interp.data.picture_contents import check_agree, named
 from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
 from crate_interp.questions.batches import check_model
-from crate_interp.questions.chunks import InMemory
+from crate_interp.questions.chunks import InMemory, shard_of
 from crate_interp.questions.engines import ENGINES, Engine
 from crate_interp.questions.experiment import (
     OF_A_CHUNK,
@@ -29,10 +29,9 @@ from crate_interp.questions.experiment import (
     Work,
     with_facts,
 )
-from crate_interp.questions.folder_access import alone, shard_of
 from crate_interp.questions.forecast import is_dry, stop_dry, timed
 from crate_interp.questions.provenance import code_of, data_meta
-from crate_interp.questions.run_folder import in_folder, in_json
+from crate_interp.questions.run_folder import alone, in_folder, in_json
 from crate_interp.results.result import Result
 
 if TYPE_CHECKING:

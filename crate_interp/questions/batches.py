@@ -75,12 +75,8 @@ def run_layers(model: HookedModel, batch: Tensor) -> None:
     model.full_forward(batch)
 
 
-def _nothing(count: int) -> None:
-    """Ignores progress reports."""
-
-
-def nobody(start: int, stop: int) -> None:
-    """Returns None: no worker has read these samples ahead."""
+def nobody(*numbers: int) -> None:
+    """Returns None: nobody has read these samples ahead, or waits for a report of progress."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +98,7 @@ class Chunk:
     forward: Forward = run_layers
     number: int = 0
     once: dict[str, Any] = field(default_factory=dict)
-    advance: Callable[[int], Any] = _nothing
+    advance: Callable[[int], Any] = nobody
     masks: bool = False
     skip_bad: bool = False
     bad: dict[int, str] = field(default_factory=dict)
@@ -121,22 +117,18 @@ class Chunk:
         for start, end in ranges_of(self.samples, self.batch_size):
             found = self.ahead(start, end) or read_runs(self.samples, start, end, self.masks)
             if found.bad and not self.skip_bad:
-                self._refuse(found.bad)
+                first, stop = self.samples.start, self.samples.start + self.samples.n
+                count = len(bad_ones(self.samples, first, stop, self.masks))
+                raise ValueError(
+                    f"{' '.join(text.rstrip('.') + '.' for text in found.bad.values())} {count} of "
+                    f"the samples {first} to {stop - 1} cannot be decoded: {_SKIP}."
+                )
             self.bad.update(found.bad)
             for piece in found.runs:
                 inputs = sent(piece.inputs, self.model.cfg.device)
                 _check_values(self.model, inputs, piece.start)
                 yield Batch(inputs, piece.start, piece.masks)
             self.advance(end - start)
-
-    def _refuse(self, bad: dict[int, str]) -> None:
-        """Raises ValueError with a batch's bad samples, and how many bad samples the chunk has."""
-        first, n = self.samples.start, self.samples.n
-        count = len(bad_ones(self.samples, first, first + n, self.masks))
-        raise ValueError(
-            f"{' '.join(text.rstrip('.') + '.' for text in bad.values())} {count} of the "
-            f"samples {first} to {first + n - 1} cannot be decoded: {_SKIP}."
-        )
 
     def after(self, number: int, read: Callable[[int, int], Tensor]) -> Tensor:
         """Returns the result of `read` for the sample after sample `number`.
@@ -198,9 +190,10 @@ def samples_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -
     reader: Any = model  # has windows, or preprocess and preprocess_masks
     given: Any = data
     if model.unit == "windows":
-        stream = _stream(model, data, options)
-        read = (reader.window_rows, options.limit, reader.to_tokens)
-        samples = stream.kept() if stream else open_text(given, *read)
+        if is_stream(data):
+            samples = text_stream(data, reader.window_rows, options.limit).kept()
+        else:
+            samples = open_text(given, reader.window_rows, options.limit, reader.to_tokens)
         for start, stop in ranges_of(samples, options.chunk_size):
             for run in read_runs(samples, start, stop).runs:
                 _check_values(model, run.inputs, run.start)
@@ -246,20 +239,14 @@ def data_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -> S
     A stream is a datasets.IterableDataset, a DataLoader or another iterable of batches. It is for
     verbs that read each sample only once.
     """
-    stream = _stream(model, data, options)
-    if stream is not None and options.groups is not None:
+    if not is_stream(data):
+        return samples_of(model, data, options)
+    if options.groups is not None:
         raise ValueError(
             "groups= needs data with a length, but this is a stream: give it with limit=n to a "
             "verb that keeps its samples, or a map-style dataset."
         )
-    return stream or samples_of(model, data, options)
-
-
-def _stream(model: HookedModel, data: Data, options: RunOptions) -> Stream | None:
-    """Returns data that arrives row by row as a stream, and None for other data."""
     reader: Any = model
-    if not is_stream(data):
-        return None
     if model.unit == "windows":
         return text_stream(data, reader.window_rows, options.limit)
     return image_stream(data, on_cpu(model), options.limit)

@@ -1,4 +1,4 @@
-"""The chunks of a run, in memory or in a folder that goes on where it stopped.
+"""The chunks of a run, in memory or in a folder that goes on where it stopped, and their shards.
 
 Two finished blocks of equally many chunks, of which the first begins at an even multiple of their
 length, merge at once: ((0 1) (2 3)) 4. So the order of merging depends only on the number of
@@ -6,6 +6,7 @@ chunks, whoever measured them and when, rows are copied log2 n times, and a run 
 log2 n blocks. A block is in one file, which is complete or absent.
 """
 
+import errno
 import io
 import json
 import os
@@ -14,24 +15,86 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
+import torch
 from filelock import FileLock
 
 from crate_interp.core.files import check_regular, digest, digest_of_bytes, flush, foreign, write
 from crate_interp.core.folders import read_index
 from crate_interp.core.progress import note
 from crate_interp.questions.experiment import Pass, Tables, Task
-from crate_interp.questions.folder_access import CHUNKS, WHOLE, Shard, writable
 from crate_interp.results.result_files import table_from
 
-LOCK = "merge.lock"
+RUN, CHUNKS, LOCK = "run.json", "chunks", "merge.lock"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ABOUT = b"crate_interp"  # the entry of a file's metadata that says what it holds
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, pa.ArrowException)
 _BLOCK = r"-(\d{6,})(?:\+(\d+))?\.parquet"  # the first chunk; how many, if there are several
 _FILE = re.compile(r"[a-z]+(-\d+)?" + _BLOCK)
+
+
+class Shard(NamedTuple):
+    """Process number `place` (from 0) of `total`; it takes every total-th chunk."""
+
+    place: int
+    total: int
+
+    def __str__(self) -> str:
+        return f"{self.place}/{self.total}"
+
+
+WHOLE = Shard(0, 1)
+
+
+def shard_of(shard: str | None) -> Shard:
+    """Returns the shard that "i/n" names; None takes i and n from RANK and WORLD_SIZE.
+
+    If these variables are unset, this process takes all chunks.
+
+    Raises ValueError unless 0 <= i < n.
+    """
+    where = ""
+    if shard is None:
+        rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+        if rank is None or size is None:
+            return WHOLE
+        shard, where = f"{rank}/{size}", " (RANK and WORLD_SIZE of the environment)"
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", shard) if isinstance(shard, str) else None
+    if match is None or not int(match[1]) < int(match[2]):
+        raise ValueError(
+            f"shard={shard!r}{where}: give 'i/n' with i from 0 to n - 1, such as '0/4' for the "
+            "first of four."
+        )
+    return Shard(int(match[1]), int(match[2]))
+
+
+def device_of_rank() -> str:
+    """Returns this process's GPU, "cuda:N" for LOCAL_RANK N, or "cpu" without GPUs.
+
+    If this process sees fewer GPUs than there are ranks (for example, only its own GPU), N is taken
+    modulo the number of visible GPUs.
+    """
+    if not torch.cuda.is_available():
+        return "cpu"
+    return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
+
+
+@contextmanager
+def writable(out: Path) -> Iterator[None]:
+    """Turns an OSError in the `with` block into a ValueError that says why writing failed."""
+    try:
+        yield
+    except OSError as error:
+        advice = "Give another folder."
+        if error.errno in _FULL:
+            advice = "Finished chunks are kept. Free some space, then run the same command again."
+        elif isinstance(error, IsADirectoryError):
+            advice = f"{str(error.filename2 or error.filename)!r} is a folder. Remove it."
+        reason = error.strerror or error
+        raise ValueError(f"cannot write into {str(out)!r}: {reason}. {advice}") from None
 
 
 @dataclass(frozen=True, order=True)

@@ -43,18 +43,11 @@ class Unknown(ValueError):
     """A value whose content cannot be told from another's, such as an open file."""
 
 
-def digest_of_code(value: object) -> str:
-    """Returns a digest of a value: of functions with all they read, or of plain values.
-
-    Raises Unknown, with the names that lead to it, for a value whose content cannot be read.
-    """
-    return f"sha256:{_Reader().of(value).hex()}"
-
-
 def parts_of(value: object) -> dict[str, str]:
     """Returns digests of the parts of a function, such as {"code": ..., "global scale": ...}.
 
-    Other values have one part, "value". Raises Unknown as `digest_of_code` does.
+    Other values have one part, "value". Raises Unknown, with the names that lead to it, for a value
+    whose content cannot be read.
     """
     return {name: f"sha256:{part.hex()}" for name, part in _Reader().parts(value).items()}
 
@@ -65,16 +58,17 @@ def hooks_of(model: nn.Module) -> dict[str, list[object]]:
     These are hooks of any kind, and a `forward` that an instance or a class of the user's has in
     place of ours. Hooks that torch runs for every module have the name "every module".
     """
-    whole: Any = torch.nn.modules.module
-    found: dict[str, list[object]] = {
-        "every module": [fn for name in _HOOKS for fn in getattr(whole, f"_global{name}").values()]
-    }
+    found = {"every module": _hooks_on(torch.nn.modules.module, "_global")}
     for name, module in model.named_modules():
-        own = [fn for kind in _HOOKS for fn in getattr(module, kind).values()]
+        own = _hooks_on(module)
         own += [] if _of_library(vars(module).get("forward")) else [vars(module)["forward"]]
         own += [] if library_of(type(module).__module__) else [type(module)]
         found[name or "model"] = own
     return {name: own for name, own in found.items() if own}
+
+
+def _hooks_on(owner: Any, prefix: str = "") -> list[object]:
+    return [hook for name in _HOOKS for hook in getattr(owner, f"{prefix}{name}").values()]
 
 
 def _of_library(function: Any) -> bool:
@@ -158,9 +152,6 @@ class _Reader:
                 return read(self, value)
         return self._object(value)
 
-    def _all(self, kind: str, parts: Mapping[str, bytes]) -> bytes:
-        return _hash(kind, *(name.encode() + part for name, part in parts.items()))
-
     def parts(self, value: Any) -> dict[str, bytes]:
         """Returns the digests of what a function is made of and what it reads, by name."""
         if type(value) is functools.partial:
@@ -177,31 +168,28 @@ class _Reader:
     def _function(self, function: types.FunctionType) -> dict[str, bytes]:
         code, home = function.__code__, function.__globals__
         library = library_of(str(home.get("__name__", "")))
-        names = {name for one in _codes(code) for name in one.co_names}
+        cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+        read = {f"closure {name}": _content(cell) for name, cell in cells}
+        if function.__defaults__ or function.__kwdefaults__:
+            read["defaults"] = (function.__defaults__, function.__kwdefaults__)
+        own = {name: vars(function)[name] for name in vars(function) if name != "__wrapped__"}
+        if own:
+            read["attributes"] = own
         if library:  # a function that a library made, such as one that a decorator returns
             parts = {"code": _hash("named", f"{library}: {code.co_qualname}".encode())}
         else:
             parts = {"code": self.of(code)}
-        if function.__defaults__ or function.__kwdefaults__:
-            defaults = (function.__defaults__, function.__kwdefaults__)
-            parts["defaults"] = self._named("defaults", defaults, names)
-        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            parts[f"closure {name}"] = self._named(name, _content(cell), names)
-        own = {name: vars(function)[name] for name in vars(function) if name != "__wrapped__"}
-        if own:
-            parts["attributes"] = self._named("attributes", own, names)
-        if not library:
-            read, imported = _reads_of(code)
-            for name in sorted(read & home.keys()):
-                parts[f"global {name}"] = self._named(name, home[name], names)
-            for name in sorted(imported):
-                parts[f"import {name}"] = self._named(name, _imported(name), names)
-        return parts
+            globals_, imported = _reads_of(code)
+            read |= {f"global {name}": home[name] for name in sorted(globals_ & home.keys())}
+            read |= {f"import {name}": _imported(name) for name in sorted(imported)}
+        names = {name for one in _codes(code) for name in one.co_names}
+        return parts | {name: self._named(name, value, names) for name, value in read.items()}
 
-    def _named(self, name: str, value: object, names: Iterable[str]) -> bytes:
+    def _named(self, name: str, value: object, names: Iterable[str] = ()) -> bytes:
         try:
             return self.of(value, names)
         except Unknown as error:
+            name = name.rpartition(" ")[2]
             raise Unknown(f"{name!r}, {error}" if str(error)[0] != "'" else f"{error}") from None
 
     def _code(self, code: types.CodeType) -> bytes:
@@ -211,10 +199,8 @@ class _Reader:
 
     def _module(self, module: types.ModuleType, names: Iterable[str]) -> bytes:
         library = library_of(module.__name__)
-        if library:
+        if library or id(module) in self._open:
             return _hash("module", f"{library}: {module.__name__}".encode())
-        if id(module) in self._open:
-            return _hash("module", module.__name__.encode())
         held = vars(module)
         chosen = sorted(set(names) & held.keys()) or sorted(
             name for name, value in held.items()
@@ -222,7 +208,7 @@ class _Reader:
         )  # fmt: skip
         self._open[id(module)] = len(self._open)
         try:
-            return self._all(
+            return _hash_all(
                 "module", {name: self._named(name, held[name], names) for name in chosen}
             )
         finally:
@@ -230,11 +216,11 @@ class _Reader:
 
     def _class(self, kind: type) -> bytes:
         own = {name: value for name, value in vars(kind).items() if name not in _OF_A_CLASS}
-        parts = {name: self._named(name, value, ()) for name, value in own.items()}
-        return _hash("class", *map(self.of, kind.__bases__), self._all("class", parts))
+        parts = {name: self._named(name, value) for name, value in own.items()}
+        return _hash("class", *map(self.of, kind.__bases__), _hash_all("class", parts))
 
     def _mapping(self, mapping: Mapping[Any, Any]) -> bytes:
-        pairs = [self.of(key) + self._named(str(key), one, ()) for key, one in mapping.items()]
+        pairs = [self.of(key) + self._named(str(key), one) for key, one in mapping.items()]
         return _hash("mapping", *pairs)
 
     def _tensor(self, tensor: Tensor) -> bytes:
@@ -260,26 +246,16 @@ class _Reader:
             tensors = (*one.named_parameters(recurse=False), *one.named_buffers(recurse=False))
             own = {key: own for key, own in vars(one).items() if key not in _OF_A_MODULE}
             own = {} if isinstance(one, HookPoint) else own
-            hooks = [fn for kind in _HOOKS for fn in getattr(one, kind).values()]
-            parts[name] = _hash(
-                "module", self.of(type(one)), self.of(dict(tensors)), self.of(own), self.of(hooks)
-            )
-        return self._all("network", parts)
+            read = (type(one), dict(tensors), own, _hooks_on(one))
+            parts[name] = _hash("module", *map(self.of, read))
+        return _hash_all("network", parts)
 
     def _table(self, table: Any) -> bytes:
         """Reads the columns and the index of a DataFrame, or a Series or an Index."""
-        parts = [table.columns, table.index] if isinstance(table, pd.DataFrame) else []
-        columns = (
-            [table.iloc[:, place] for place in range(len(table.columns))] if parts else [table]
-        )
-        values = [(str(own.dtype), own.name, own.to_numpy()) for own in columns]
-        if isinstance(table, pd.Series):
-            parts.append(table.index)
-        return _hash("table", *map(self.of, (*parts, *values)))
-
-    def _builtin(self, value: Any) -> bytes:
-        owner = value.__self__  # a module, or the object that a method is bound to
-        return _hash("builtin", value.__qualname__.encode(), self.of(owner))
+        frame = table if isinstance(table, pd.DataFrame) else table.to_frame()
+        read = [(list(axis.names), axis.to_numpy()) for axis in (frame.index, frame.columns)]
+        read += [(str(column.dtype), column.to_numpy()) for _, column in frame.items()]
+        return _hash("table", self.of(type(table)), self.of(read))
 
     def _object(self, value: Any) -> bytes:
         """Reads what Python would write to make a copy of an object; the object makes no copy."""
@@ -292,9 +268,7 @@ class _Reader:
         made = (made,) if isinstance(made, str) else made  # a name, as of a cached function
         parts = [list(part) if isinstance(part, Iterator) else part for part in made]
         if not library_of(type(value).__module__) or isinstance(made[0], str):
-            parts.append(
-                getattr(value, "__dict__", None)
-            )  # what a reduction of the user's leaves out
+            parts.append(getattr(value, "__dict__", None))  # a reduction may leave it out
         return _hash("object", self.of(type(value)), self.of(parts))
 
 
@@ -306,11 +280,14 @@ _READERS: tuple[tuple[Any, Callable[[_Reader, Any], bytes]], ...] = (
     (nn.Module, _Reader._network),
     (
         (types.FunctionType, types.MethodType),
-        lambda reader, own: reader._all("function", reader.parts(own)),
+        lambda reader, own: _hash_all("function", reader.parts(own)),
     ),
     (types.CodeType, _Reader._code),
     (type, _Reader._class),
-    (types.BuiltinFunctionType, _Reader._builtin),
+    (  # its owner is a module, or the object that a method is bound to
+        types.BuiltinFunctionType,
+        lambda reader, own: _hash("builtin", own.__qualname__.encode(), reader.of(own.__self__)),
+    ),
     ((staticmethod, classmethod), lambda reader, own: _hash("static", reader.of(own.__func__))),
     (property, lambda reader, own: _hash("property", *map(reader.of, (own.fget, own.fset)))),
     (types.CellType, lambda reader, own: reader.of(_content(own))),
@@ -351,6 +328,10 @@ def _imported(name: str) -> object:
         return import_module(name)
     except Exception:  # the function meets the same error, or names a module of its own package
         return "not imported"
+
+
+def _hash_all(kind: str, parts: Mapping[str, bytes]) -> bytes:
+    return _hash(kind, *(name.encode() + part for name, part in parts.items()))
 
 
 def _hash(kind: str, *parts: Any) -> bytes:

@@ -2,29 +2,38 @@
 
 An engine takes the work, its tasks, and a function that it calls with the number of newly finished
 samples. It yields each task with its tables, in any order; a chunk has the same bits from each.
+With workers, this process has others that decode samples in order, ahead of it: those of a torch
+DataLoader, forked from this process, so that they have its data set and its model's preprocessing.
+Each of them reads at most two batches ahead.
 """
 
 import logging
+import multiprocessing
 import os
 import platform
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
-from itertools import islice
+from itertools import islice, tee
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from crate_interp import __version__
-from crate_interp.questions.decode_ahead import read_ahead
+from crate_interp.data.picture_contents import Notes, noting
+from crate_interp.data.samples import Found, read_runs
+from crate_interp.questions.batches import ranges_of
 from crate_interp.questions.experiment import Tables, Task, Work
 from crate_interp.questions.provenance import torch_settings
 
 Engine = Callable[[Work, Iterable[Task], Callable[[int], Any]], Iterator[tuple[Task, Tables]]]
+Place = tuple[int, int]  # a chunk, and the first of the samples to read
 _PACKAGES = ("torch", "transformer-lens", "numpy", "pandas")
 _RETRIES = 8  # how often Ray measures a chunk again whose process died
 
@@ -32,10 +41,92 @@ _RETRIES = 8  # how often Ray measures a chunk again whose process died
 def _in_this_process(
     work: Work, tasks: Iterable[Task], advance: Callable[[int], Any]
 ) -> Iterator[tuple[Task, Tables]]:
-    """Measures in this process; with workers, others decode ahead."""
-    with read_ahead(work, tasks) as (coming, ahead_of):
-        for task in coming:
-            yield task, work.measured(task, advance, ahead_of(task))
+    """Measures in this process. Workers that decode ahead end with it; one may be killed."""
+    if not work.options.workers:
+        for task in tasks:
+            yield task, work.measured(task, advance)
+        return
+    if "fork" not in multiprocessing.get_all_start_methods():
+        raise ValueError(
+            f"workers={work.options.workers} needs processes that fork, which this system lacks. "
+            "Give workers=0."
+        )
+    mine, theirs = tee(tasks)
+    batches: Any = None  # the loader's iterator; its workers end with it
+    head: tuple[Place, Any] | None = None
+
+    def take(task: Task, start: int, stop: int) -> Found | None:
+        """Returns samples, or None if the workers do not have them."""
+        nonlocal batches, head
+        place = task.number, start
+        if batches is None:  # forks processes only when something is measured
+            batches = _batches(work, theirs)
+        while head is None or head[0] < place:
+            head = next(batches, None)
+            if head is None:
+                return None
+        if head[0] != place:
+            return None
+        (_, found), head = head, None
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    try:
+        for task in mine:
+            yield task, work.measured(task, advance, partial(take, task))
+    except Exception as error:
+        cause: BaseException | None = error
+        # torch may raise its error about a worker at any point, as the cause of another error
+        while cause is not None and "DataLoader worker" not in str(cause):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            raise
+        raise ValueError(
+            f"a worker that decodes samples ended ({str(cause).splitlines()[0]}). Memory or shared "
+            "memory (/dev/shm) may be too small. Give fewer workers, or workers=0. With out=DIR, "
+            "finished chunks are kept, and the same call continues from there."
+        ) from None
+    finally:
+        batches = head = None
+
+
+@dataclass(eq=False)
+class _Reader(Dataset):
+    """Reads samples in a worker."""
+
+    work: Work
+
+    def __getitem__(self, wanted: tuple[Task, int, int]) -> tuple[Place, Found | Exception]:
+        (task, start, stop), notes = wanted, Notes()
+        place = (task.number, start)
+        try:
+            samples = noting(self.work.samples(task), notes)
+            found = read_runs(samples, start, stop, self.work.step.masks)
+            return place, replace(found, notes=notes)
+        except ValueError as error:  # raised again in the measuring process
+            return place, ValueError(str(error))
+        except Exception as error:  # may not be one that can be sent
+            return place, RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def _batches(work: Work, tasks: Iterable[Task]) -> Iterator[tuple[Place, Any]]:
+    def wanted() -> Iterator[tuple[Task, int, int]]:
+        for task in tasks:
+            for start, stop in ranges_of(work.samples(task), work.options.batch_size):
+                rows = task.rows and task.rows[start - task.start : stop - task.start]
+                own = Task(task.number, start, stop, rows) if rows else task
+                yield own, start, stop
+
+    # torch warns if workers outnumber processors, and if a process with threads is forked
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loader = DataLoader(
+            _Reader(work), batch_size=None, sampler=wanted(), num_workers=work.options.workers,
+            collate_fn=lambda found: found, prefetch_factor=2, multiprocessing_context="fork",
+            generator=torch.Generator(),
+        )  # fmt: skip
+        return iter(loader)
 
 
 @contextmanager

@@ -194,7 +194,7 @@ class Work:
         return self.held["network"]
 
     def measured(
-        self, task: Task, advance: Callable[[int], Any] = lambda n: None, ahead: Ahead = nobody
+        self, task: Task, advance: Callable[[int], Any] = nobody, ahead: Ahead = nobody
     ) -> Tables:
         """Returns the tables of a chunk: the same bits in whatever process it is measured.
 

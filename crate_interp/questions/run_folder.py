@@ -1,30 +1,34 @@
-"""The folder of a run: it is opened for one set of settings, and refuses any other."""
+"""The folder of a run: opened for one set of settings, and by one process for each shard."""
 
 import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from crate_interp.core import checks, files
-from crate_interp.core.folders import read_index
+from crate_interp.core.folders import read_index, tidy
 from crate_interp.core.safe_text import plain
-from crate_interp.questions.chunks import LOCK, InFolder, is_ours
-from crate_interp.questions.folder_access import (
+from crate_interp.questions.chunks import (
     CHUNKS,
+    LOCK,
     RUN,
     WHOLE,
+    InFolder,
     Shard,
-    alone,
-    remove_leftovers,
-    working,
+    is_ours,
     writable,
 )
 from crate_interp.results.result import Result
+from crate_interp.results.result_files import META
 
 FORMAT = 2  # of run.json
+_FOLD = ".crate-interp-fold.lock"
+_MOMENT = 0.3  # seconds, in which a process that looks for dead ones gives a lock back
 
 
 @contextmanager
@@ -177,3 +181,62 @@ def _discard(out: Path) -> None:
         raise files.foreign(out, odd)
     for path in (*chunks, run):
         path.unlink(missing_ok=True)
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Waits until no other process merges chunks or writes pages in a folder."""
+    path = out / _FOLD
+    files.check_regular(path)
+    with writable(out), FileLock(path):
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                path.unlink()
+
+
+@contextmanager
+def working(out: Path, shard: Shard, every: bool) -> Iterator[None]:
+    """Keeps other processes from working on a shard; the lock ends with the process.
+
+    every: refuses a process on any other shard too. Raises ValueError if another process works on
+    the shard, or with another number of shards.
+    """
+    mine = out / CHUNKS / f"shard-{shard.place}-of-{shard.total}.lock"
+    files.check_regular(mine)
+    with ExitStack() as stack:
+        with writable(out):
+            try:
+                stack.enter_context(FileLock(mine, timeout=_MOMENT))
+            except Timeout:  # a Timeout is an OSError too
+                raise ValueError(
+                    f"another process works on shard {shard} of {str(out)!r}. Wait until it ends, "
+                    "give each process its own shard (shard='i/n'), or give another folder."
+                ) from None
+            try:
+                for path in (out / CHUNKS).glob("shard-*.lock"):
+                    friend = path.stem.endswith(f"-of-{shard.total}") and not every
+                    if path != mine and not friend:
+                        with FileLock(path, timeout=_MOMENT):
+                            pass
+            except Timeout:
+                raise ValueError(
+                    f"another process works in {str(out)!r}, with another number of shards, or "
+                    "resume=False would remove its chunks. Wait until that process ends, or give "
+                    "another folder."
+                ) from None
+        yield
+
+
+def remove_leftovers(out: Path) -> None:
+    """Removes what dead processes left in the folder of a run.
+
+    Raises ValueError if a lock's name is that of a link or a folder.
+    """
+    files.check_regular(out / _FOLD)
+    for folder in (out, out / CHUNKS):
+        files.remove_unfinished(folder)
+    with suppress(OSError), FileLock(out / _FOLD, timeout=0):
+        tidy(out, META)
+        (out / _FOLD).unlink()

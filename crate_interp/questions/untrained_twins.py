@@ -1,7 +1,6 @@
 """Untrained twins: the same architecture with random weights, to compare a model with."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -19,8 +18,14 @@ def twin(model: HookedModel, seed: int) -> Any:
 
     torch's global random state is left as it was.
     """
-    with _seeded(seed):
-        other: Any = model.fresh()
+    default = torch.get_default_dtype()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        torch.set_default_dtype(torch.float32)
+        try:
+            other: Any = model.fresh()
+        finally:
+            torch.set_default_dtype(default)
     for name in TOKENIZER_STATE:
         if name in vars(model):
             vars(other)[name] = vars(model)[name]
@@ -53,16 +58,3 @@ def stacked(tables: Sequence[pd.DataFrame], *keys: str) -> pd.DataFrame:
     if not parts:
         return pd.DataFrame({name: [] for name in (*keys, "seed")})
     return pd.concat(parts, ignore_index=True)
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seeds torch's global generator, and draws in float32, while the context is open."""
-    default = torch.get_default_dtype()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        torch.set_default_dtype(torch.float32)
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(default)

@@ -23,7 +23,7 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.models.weight_cache import model_digest
 from crate_interp.probes import Probe
 from crate_interp.questions.batches import Forward, is_store, run_layers, samples_of, with_groups
-from crate_interp.questions.folder_access import CHUNKS, RUN
+from crate_interp.questions.chunks import CHUNKS, RUN
 from crate_interp.results.result import Result, by
 from crate_interp.results.sample_ranges import counted, groups_of
 

@@ -24,9 +24,8 @@ from crate_interp.models.hook_points import NamesFilter
 from crate_interp.models.hooked import HookedModel
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk, run_layers
-from crate_interp.questions.chunks import is_ours
+from crate_interp.questions.chunks import CHUNKS, is_ours, writable
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
-from crate_interp.questions.folder_access import CHUNKS, writable
 from crate_interp.questions.provenance import model_meta
 from crate_interp.results.result_files import META
 from crate_interp.results.sample_ranges import counted

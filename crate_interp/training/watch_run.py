@@ -23,9 +23,8 @@ from crate_interp.data.samples import read_runs
 from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
 from crate_interp.questions.batches import check_model, ranges_of
-from crate_interp.questions.chunks import InFolder
+from crate_interp.questions.chunks import InFolder, writable
 from crate_interp.questions.experiment import Tables, Task, Work, with_facts
-from crate_interp.questions.folder_access import writable
 from crate_interp.questions.provenance import code_of, data_meta
 from crate_interp.questions.run_folder import in_folder
 from crate_interp.results import sample_ranges
