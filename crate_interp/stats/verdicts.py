@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
+from crate_interp.stats.bootstrap import Studentised
+from crate_interp.stats.contrasts import Difference
 from crate_interp.stats.intervals import LEVEL, holm
 
 KEPT, BROKEN, UNDECIDED, NOT_APPLICABLE = "kept", "broken", "undecided", "not applicable"
@@ -54,7 +56,7 @@ class Tests(NamedTuple):
 def within(
     values: Float[np.ndarray, "cell sample"],
     bounds: Bounds,
-    resampled: Any,
+    resampled: Studentised,
     n: Int[np.ndarray, "cell"],
 ) -> Tests:
     """Tests whether the true mean lies within the bounds.
@@ -66,7 +68,7 @@ def within(
     Args:
         values: The values of each cell; NaN where a sample has none.
         bounds: The lowest and the highest value.
-        resampled: The `stats.bootstrap.Studentised` of the cells.
+        resampled: The bootstrap of the cells.
         n: How many independent samples a cell has.
     """
 
@@ -81,8 +83,8 @@ def within(
     return Tests(2 * kept, 2 * broken)
 
 
-def better(difference: Any, way: int) -> Tests:
-    """Tests whether a `stats.contrasts.Difference` has the sign `way`, or the opposite one.
+def better(difference: Difference, way: int) -> Tests:
+    """Tests whether a difference has the sign `way`, or the opposite one.
 
     A difference as small as rounding has no sign.
     """

@@ -7,6 +7,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from crate_interp.core.safe_text import plain
 from crate_interp.probes.built_in import statistic
@@ -183,23 +184,26 @@ def finished(
 
 
 def line(
-    axes: Any,
-    x: Any,
-    mean: Any,
-    band: Any = None,
+    axes: "matplotlib.axes.Axes",
+    x: ArrayLike,
+    mean: ArrayLike,
+    band: Sequence[ArrayLike] | None = None,
     *,
+    color: object,
+    label: str = "",
     band_label: str = "",
+    marker: str = "",
+    ls: object = "-",
     lw: float = 1.6,
-    **look: Any,
 ) -> None:
     """Draws a line with dots, and the band (low, high) around it unless all of its ends are NaN."""
-    axes.plot(x, mean, lw=lw, ms=3, **look)
+    axes.plot(x, mean, color=color, label=label, marker=marker, ls=ls, lw=lw, ms=3)
     if band is not None and not np.isnan(np.asarray(band[0], dtype=float)).all():
         low, high = (np.asarray(end, dtype=float) for end in band)
-        axes.fill_between(x, low, high, color=look["color"], alpha=0.22, lw=0, label=band_label)
+        axes.fill_between(x, low, high, color=color, alpha=0.22, lw=0, label=band_label)
 
 
-def set_layers(axes: Any, layers: Any = None) -> None:
+def set_layers(axes: "matplotlib.axes.Axes", layers: np.ndarray | None = None) -> None:
     """Numbers the layers below the Axes with whole numbers, and draws the frame.
 
     layers: what the axis holds from end to end; None leaves that to the lines.

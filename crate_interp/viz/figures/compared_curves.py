@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from crate_interp.circuits.code_swaps_result import NATIVE, PCA, ROTATED, Concentration
 from crate_interp.comparisons.result import Comparison
@@ -25,14 +26,16 @@ _BASES = {
 }
 
 
-def audited_number(rows: Any, bounds: Sequence[float | None]) -> "matplotlib.figure.Figure":
+def audited_number(
+    rows: pd.DataFrame, bounds: Sequence[float | None]
+) -> "matplotlib.figure.Figure":
     """Returns a matplotlib Figure of a number of an audit by layer, beside untrained networks.
 
     rows: its cells. A line is the mean over frames, its band goes from the lowest to the highest.
     bounds: dotted lines; None is left out.
     """
     figure, axes = canvas.canvas(None, 2.1, None)
-    by_layer = rows.groupby("layer")[["value", "untrained"]].agg(["mean", "min", "max"])
+    by_layer: Any = rows.groupby("layer")[["value", "untrained"]].agg(["mean", "min", "max"])
     by_layer = by_layer[by_layer["value", "mean"].notna()]
     for bound in bounds:
         if bound is not None:
@@ -140,7 +143,7 @@ def concentration(
     shares: Any = result.table("shares")
     for basis, (colour, marker, words) in _BASES.items():
         rows = shares[(shares["basis"] == basis) & (shares["k"] == k)]
-        band = rows[["carried_low", "carried_high"]].where(np.isfinite).to_numpy(float).T
+        band = [rows[end].where(np.isfinite(rows[end])) for end in ("carried_low", "carried_high")]
         look: Any = {"label": words, "color": colour, "marker": marker}
         line(above, rows["layer"], rows["carried"], band, **look)
     table: Any = result.table("contrasts")
