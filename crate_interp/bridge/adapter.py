@@ -141,16 +141,9 @@ class AttentionPart(Part, parts.PositionEmbeddingsAttentionBridge):
     W_V = property(lambda self: self.own.W_V)  # pyright: ignore
     W_O = property(lambda self: self.own.W_O)  # pyright: ignore
     b_O = property(lambda self: self.own.b_O)  # pyright: ignore
-    b_Q = property(lambda self: self._bias(0))  # pyright: ignore
-    b_K = property(lambda self: self._bias(1))  # pyright: ignore
-    b_V = property(lambda self: self._bias(2))  # pyright: ignore
-
-    def _bias(self, role: int) -> Float[Tensor, "head d_head"]:
-        """Returns the bias of queries, keys or values (role 0, 1 or 2); zeros if there is none."""
-        cfg, projection = self.own.cfg, getattr(self.own, "qkv_proj", None)
-        if projection is None or projection.bias is None:
-            return self.own.W_Q.new_zeros(cfg.n_heads, cfg.d_head)
-        return projection.bias.unflatten(0, (3, cfg.n_heads, cfg.d_head))[role]
+    b_Q = property(lambda self: self.own.b_Q)  # pyright: ignore
+    b_K = property(lambda self: self.own.b_K)  # pyright: ignore
+    b_V = property(lambda self: self.own.b_V)  # pyright: ignore
 
 
 class StepPart(Part):

@@ -90,7 +90,7 @@ def parts_of(contents: Contents) -> Parts:
     Raises CheckpointError if the tensors belong to no known model, or contradict the config.
     """
     tensors, cfg = dict(contents.tensors), contents.cfg
-    is_sae = contents.family is None and sae_formats.is_sae(contents)
+    is_sae = contents.family is None and {"W_enc", "W_dec"} <= set(tensors)
     if isinstance(cfg, SAEConfig) or (cfg is None and (is_sae or contents.family == "sae")):
         cfg, layout = sae_formats.config_of(contents), "sparse autoencoder"
     elif cfg is None:

@@ -36,11 +36,6 @@ _BATCHES = ("batchtopk", "matryoshka_batchtopk")
 _AVERAGE = "expected_average_only_in"
 
 
-def is_sae(contents: Contents) -> bool:
-    """Tells whether a file has the keys of a sparse autoencoder."""
-    return {"W_enc", "W_dec"} <= set(contents.tensors)
-
-
 def config_of(contents: Contents) -> SAEConfig:
     """Returns the config of a sparse autoencoder.
 
@@ -88,11 +83,6 @@ def _sizes(tensors: Mapping[str, Tensor], config: Mapping[str, Any], where: str)
             said = f"{where}: its config says {name}={checks.shown(config[name])}"
             raise CheckpointError(f"{said}, but the tensors make it {value}.")
     return sizes
-
-
-def is_saelens(folder: Path) -> bool:
-    """Tells whether a folder holds a sparse autoencoder in SAELens' format."""
-    return (folder / SAELENS_CONFIG).is_file() and (folder / SAELENS_WEIGHTS).is_file()
 
 
 def read_saelens(folder: Path, given: Mapping[str, Any]) -> Contents:

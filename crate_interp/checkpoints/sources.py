@@ -150,7 +150,8 @@ def _directory(source: Source, path: Path) -> Contents:
     if (path / model_folders.STEPS).is_dir() and config.exists():
         return _saved_folder(source, path, model_folders.weights_of(path, source.revision))
     source.refuse_options(str(path), "revision")
-    if source.family in (None, "sae") and sae_formats.is_saelens(path):
+    files = sae_formats.SAELENS_CONFIG, sae_formats.SAELENS_WEIGHTS
+    if source.family in (None, "sae") and all((path / name).is_file() for name in files):
         source.refuse_choice()
         return sae_formats.read_saelens(path, source.fields)
     # another library's config, such as nanochat's

@@ -1,4 +1,4 @@
-"""The published layouts. To add a layout, add a file to this folder and a row to LAYOUTS.
+"""The published layouts. To add a layout, add a table to a file here and a row to LAYOUTS.
 
 A layout has a map from keys to parameters, the keys that identify it, and a function from shapes to
 config fields.
