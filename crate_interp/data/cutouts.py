@@ -47,7 +47,7 @@ def cutout_samples(where: str, how: ImageReading) -> Samples:
             "where SEED is a whole number."
         )
     backgrounds = folder / BACKGROUNDS
-    behind = list(names_under(backgrounds))
+    behind = names_under(backgrounds)
     if isdir(backgrounds) and not behind:
         raise ValueError(f"{quoted(backgrounds)} has no images: put some there, or remove it.")
     for name in behind:

@@ -36,39 +36,30 @@ def path_and_option(text: str) -> tuple[Path, str | None]:
     return (Path(text), None) if not colon or os.path.exists(text) else (Path(before), after)
 
 
-def names_under(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> Iterator[str]:
-    """Yields, in order, the names of the files under a folder that end in one of `suffixes`.
+def names_under(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> list[str]:
+    """Returns, in order, the names of the files under a folder that end in one of `suffixes`.
 
     A name is the path below the folder, written with /; names are in order part by part. Files and
     folders whose names begin with a dot are left out, and so are the files of a result that was
     saved under the folder. Links are followed wherever they lead, because the user unpacked the
     folder; a folder that links reach again is read once.
     """
+    names: list[str] = []
     results: set[str] = set()
     places: set[tuple[int, int]] = set()  # the folders so far, by inode
-
-    def walk(below: str) -> Iterator[str]:
-        try:
-            place = os.stat(folder / below)
-            with os.scandir(folder / below) as scanned:
-                entries = sorted(scanned, key=lambda entry: entry.name)
-        except OSError:  # the folder may not be entered, or its path is too long
-            return
-        if (place.st_dev, place.st_ino) in places:  # pictures would count twice
-            return
-        places.add((place.st_dev, place.st_ino))
-        if any(entry.name == META for entry in entries):
-            results.update(below + name for name in listed(folder / below / META))
-        for entry in entries:
-            name = below + entry.name
-            if entry.name.startswith("."):
-                continue
-            if os.path.isdir(entry.path):
-                yield from walk(f"{name}/")
-            elif os.path.splitext(name)[1].lower() in suffixes and name not in results:
-                yield name
-
-    yield from walk("")
+    for place, folders, files in os.walk(folder, followlinks=True):
+        inode = os.stat(place).st_dev, os.stat(place).st_ino
+        seen = inode in places  # its pictures would count twice
+        folders[:] = sorted(name for name in folders if not (seen or name.startswith(".")))
+        if seen:
+            continue
+        places.add(inode)
+        below = "" if Path(place) == folder else f"{Path(place).relative_to(folder).as_posix()}/"
+        if META in files:
+            results.update(below + name for name in listed(Path(place) / META))
+        read = (name for name in files if os.path.splitext(name)[1].lower() in suffixes)
+        names += [below + name for name in read if not name.startswith(".")]
+    return sorted(set(names) - results, key=lambda name: name.split("/"))
 
 
 def size_of(path: Path) -> int:
@@ -121,7 +112,7 @@ def folder_samples(where: str, how: ImageReading) -> Samples:
         near = did_you_mean(folder.name, [path.name for path in folder.parent.glob("*/")])
         words = f"{quoted(folder)} is not a folder: give imagefolder:DIR with a folder. "
         raise ValueError((words + plain(near, 1000)).rstrip())
-    every = list(names_under(folder, SUFFIXES + UNREAD_SUFFIXES))
+    every = names_under(folder, SUFFIXES + UNREAD_SUFFIXES)
     names = [name for name in every if name.lower().endswith(SUFFIXES)]
     kinds = Counter(os.path.splitext(name)[1].lower() for name in every).most_common()
     unread = ", ".join(f"{count:,} {suffix}" for suffix, count in kinds if suffix not in SUFFIXES)
