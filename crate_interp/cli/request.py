@@ -135,7 +135,7 @@ class Request:
         name = Path(words[0]).name if Path(words[0]).exists() else words[0]
         return parts, name + (f" and {len(words) - 1} more" if words[1:] else "")
 
-    def measured(self, verb: Callable[..., Any], **options: Any) -> Any:
+    def measured(self, verb: Callable[..., Any], **options: bool) -> Any:
         """Returns the verb's result; ends the command while chunks of other shards are missing."""
         result = verb(self.model, self.data, out=self.out, **options, **self.options)
         if result is None:
