@@ -278,7 +278,16 @@ def _of_pairs(
         codes, logits = codes_and_logits(model, known, point, streams)
         gap = _gap(logits[:n], classes)
         gradients = torch.autograd.grad(gap.sum(), codes)
-    gap, found = gap.detach(), []
+    gap, found, shared = gap.detach(), [], may_share(model)
+
+    def run(stream: Tensor, layer: int, name: str, value: Tensor) -> Any:
+        """Returns the logits if a point has this value. stream: the stream before the layer."""
+        if shared and name.endswith(_STREAM):
+            return model(value, start_at_layer=layer + 1)
+        start: Any = {"start_at_layer": layer} if shared else {}
+        hooks: list[Any] = [(name, lambda acts, hook: value)]
+        return model.run_with_hooks(stream if shared else inputs, fwd_hooks=hooks, **start)
+
     with torch.no_grad():
         donor_gap = _gap(logits[donors], classes)
         towards = (gap - donor_gap).sign()[:, None, None]
@@ -287,7 +296,7 @@ def _of_pairs(
             down = -gradients[layer][:n] * towards.to(code.dtype)
             for basis, axes in chunk.once["bases"][layer].items():
                 for k, swapped in zip(counts, swaps(*ends, down, axes, counts), strict=True):
-                    logits = _from(model, inputs, streams[layer][:n], layer, name, swapped)
+                    logits: Any = run(streams[layer][:n], layer, name, swapped)
                     moved = (gap - _gap(logits, classes)).cpu().numpy()
                     cells = {"sample": rows["sample"], "layer": layer, "basis": basis, "k": k}
                     found.append(pd.DataFrame(cells | {"moved": moved}))
@@ -324,15 +333,3 @@ def swaps(
             yield torch.where(chosen, donor, own)
         else:
             yield own + (change * chosen) @ axes.T
-
-
-def _from(
-    model: HookedModel, inputs: Tensor, stream: Tensor, layer: int, name: str, value: Tensor
-) -> Any:
-    """Returns the logits if a point has this value. stream: the stream before the layer."""
-    if may_share(model) and name.endswith(_STREAM):
-        return model(value, start_at_layer=layer + 1)
-    hooks: list[Any] = [(name, lambda acts, hook: value)]
-    if may_share(model):
-        return model.run_with_hooks(stream, fwd_hooks=hooks, start_at_layer=layer)
-    return model.run_with_hooks(inputs, fwd_hooks=hooks)

@@ -57,13 +57,11 @@ def any_step(
 
     Raises ValueError, with the argument's `name`, for another one.
     """
-    reads = ("ln2.hook_normalized",)
-    if checks.is_int(what) and SOLUTION in choices:
-        count = checks.count(name, what)
-        words, make = counted(count, "steps"), partial(_steps, count)
+    if SOLUTION in choices and (what == SOLUTION or checks.is_int(what)):
+        count = None if what == SOLUTION else checks.count(name, what)
+        words = SOLUTION if count is None else counted(count, "steps")
+        reads, make = ("ln2.hook_normalized",), partial(_sparse, count)
         return Step(words, "mlp.hook_post", reads, make, _no_lasso)
-    if what == SOLUTION and SOLUTION in choices:
-        return Step(SOLUTION, "mlp.hook_post", reads, _solution, _no_lasso)
     numbers = ["a number of proximal steps"] if SOLUTION in choices else []
     chosen = checks.one_of(name, what, [*choices, *numbers])
     reads = ("hook_resid_pre", "attn.hook_z")
@@ -232,24 +230,15 @@ def visible_gradient(
     return written(torch.stack(terms, dim=-3), wide).to(z.dtype)
 
 
-def _steps(
-    count: int, block: CrateBlock, acts: Acts, visible: Tensor | None, eps: float
+def _sparse(
+    count: int | None, block: CrateBlock, acts: Acts, visible: Tensor | None, eps: float
 ) -> Float[Tensor, "batch pos d_mlp"]:
-    lasso = replace(_lasso(block), count=count)
-    return lasso.run(acts["ln2.hook_normalized"], lasso.lambd)
-
-
-def _solution(
-    block: CrateBlock, acts: Acts, visible: Tensor | None, eps: float
-) -> Float[Tensor, "batch pos d_mlp"]:
-    lasso = _lasso(block)
-    return measures.lasso_solution(acts["ln2.hook_normalized"], lasso.d, lasso.lambd, tol=3e-4)
-
-
-def _lasso(block: CrateBlock) -> Lasso:
-    lasso = block.mlp.lasso()
+    """Returns the code after so many proximal steps, or a solution of the lasso if it is None."""
+    lasso, x = block.mlp.lasso(), acts["ln2.hook_normalized"]
     assert isinstance(lasso, Lasso), lasso  # _no_lasso has checked this
-    return lasso
+    if count is None:
+        return measures.lasso_solution(x, lasso.d, lasso.lambd, tol=3e-4)
+    return replace(lasso, count=count).run(x, lasso.lambd)
 
 
 def _no_u(block: CrateBlock) -> str:

@@ -220,24 +220,6 @@ class AttributionGraph(Result):
             "less the target of a real forward without the node."
         )
 
-    def _network(self, model: HookedModel | None, inputs: object) -> tuple[Any, Any, Question]:
-        """Returns the model, the sample and the question; refuses other models and samples."""
-        first_model, sample = self.__dict__.get("_case", (None, None))
-        model = first_model if model is None else model
-        if model is None or (inputs is None and sample is None):
-            raise ValueError("a saved graph holds no model: give model= and inputs=.")
-        check_hooked(model)
-        if model_meta(model, 1)["model_digest"] != self.meta["model_digest"]:
-            raise ValueError("the model or its weights are not those of this graph: give these.")
-        target = self.meta["target"]
-        question = Question(target["answer"], target["versus"], target["position"])
-        if inputs is not None:
-            sample = read_part(model, one_sample(model, inputs), question)
-        # a graph of an earlier version does not say which sample it is of
-        if self.meta.get("sample", sample_digest(sample)) != sample_digest(sample):
-            raise ValueError("inputs are not the sample of this graph: give that sample.")
-        return model, sample, question
-
     @in_full_precision
     def steer(
         self,
@@ -255,7 +237,20 @@ class AttributionGraph(Result):
         needed if it was loaded. Raises ValueError for another model, edited weights, other inputs,
         and nodes that do not exist.
         """
-        network, sample, question = self._network(model, inputs)
+        first_model, sample = self.__dict__.get("_case", (None, None))
+        network = first_model if model is None else model
+        if network is None or (inputs is None and sample is None):
+            raise ValueError("a saved graph holds no model: give model= and inputs=.")
+        check_hooked(network)
+        if model_meta(network, 1)["model_digest"] != self.meta["model_digest"]:
+            raise ValueError("the model or its weights are not those of this graph: give these.")
+        target = self.meta["target"]
+        question = Question(target["answer"], target["versus"], target["position"])
+        if inputs is not None:
+            sample = read_part(network, one_sample(network, inputs), question)
+        # a graph of an earlier version does not say which sample it is of
+        if self.meta.get("sample", sample_digest(sample)) != sample_digest(sample):
+            raise ValueError("inputs are not the sample of this graph: give that sample.")
         check_gradients("steer", network)
         names = self.table("answers")["name"].tolist()
         edited = changes(edits, how, self.meta["settings"]["shape"])
