@@ -80,7 +80,7 @@ WRONG = {
     "report {m} {d} --probes ''": "there is no probe ''",
     "report {m} {d} --probes sparcity": "there is no probe 'sparcity'. Did you mean sparsity",
     "report {m} {d} --probes entropy": "It is a statistic of attention: give this probe",
-    "report {m} {d} --data embedded:fashin": "no embedded data is called 'fashin'",
+    "report {m} {d} --data embedded:fashin": "'fashin' is none of fashion, pictures, ",
     "report {m} {d} --data imagefoler:photos": "Did you mean imagefolder?",
     "report {m} {d} --out /dev/null/o": "cannot write into",
     "report crate-tiny-fashio {d}": "Did you mean crate-tiny-fashion",

@@ -162,7 +162,7 @@ def test_misuse_of_models_is_told_before_work_starts(data, monkeypatch, unchecke
     monkeypatch.setattr(run, "sweep", lambda *_, **__: pytest.fail("work has started"))
     refuses("different samples, tensor:", lambda: ci.compare(model, swept, data[:5]))
     refuses("models are compared on data", lambda: ci.compare(model, model))
-    with pytest.raises(ValueError, match="holds NaN or Inf in 1 of 7 images"):
+    with pytest.raises(ValueError, match="images hold NaN or Inf"):
         ci.compare(model, model, torch.cat([data[:6], data[6:] * torch.nan]))
     refuses("cannot measure Linear", lambda: ci.compare(model, torch.nn.Linear(2, 2), data))
     with pytest.raises(ValueError, match="a is a list of networks of different architectures"):

@@ -28,8 +28,7 @@ DRAWN = {
 def resamples(count):
     """Fewer resamples than 10,000, for speed."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (bootstrap, intervals):
-            patch.setattr(module, "RESAMPLES", count)
+        patch.setattr(bootstrap, "RESAMPLES", count)
         bootstrap._counts.cache_clear()
         yield
     bootstrap._counts.cache_clear()

@@ -16,7 +16,7 @@ NO_CLS = {"tost": "reads one token in every layer"}
 REPLACED = dict.fromkeys(
     ("cbt", "tost-ista", "crate conv"), "the sparse step (of this family )?replaces the stream"
 )
-TEXT = {"tost-lm": "of a model of images|not of a model of images|no patches"}
+TEXT = {"tost-lm": "cache of model.run_with_cache\(images\)|no patches"}
 QUIET = {"progress": False}
 
 

@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_said():
         "not a bool tensor": lambda: head_scores(cache, {"x": good.float()}),
         "got a dict and {'x'": lambda: head_scores({}, {"x": good}),
         "targets by name": lambda: head_scores(cache, {}),
-        "got a CrateCache and tensor": lambda: head_scores(cache, good),
+        "got a CrateCache and torch.bool of shape": lambda: head_scores(cache, good),
         "not a bool tensor of": lambda: head_scores(cache, {"x": good[:, :-1]}),
         "no query sees a target 'x'": lambda: head_scores(cache, {"x": good.mT}),
     }.items():

@@ -29,7 +29,7 @@ def test_a_cut_cache(model, data):
         cache = other.run_with_cache(data, pos_slice=where)[1]
         refuses("some of the tokens only", lambda cache=cache: ci.probe(cache))
         assert cache["ln_final.hook_normalized"].numel() > 0
-    refuses("takes the cache of model.run_with_cache", lambda: ci.probe(other.run_with_cache(data)))
+    refuses("takes a cache, not ", lambda: ci.probe(other.run_with_cache(data)))
 
 
 # What a user sees, who has no type checks.
@@ -59,7 +59,7 @@ WRONG_TYPES = {
     "ci.load('')": "cannot load '': give a file",
     "ci.sweep('crate-tiny-fashion', 'embedded:fashion')": "cannot measure str",
     "ci.sweep(tiny, 'imagefolder:')": "cannot take data from 'imagefolder:'",
-    "ci.viz.layers(result, 'sparsity.l1', result)": "untrained is one result, but must be a list",
+    "ci.viz.layers(result, 'sparsity.l1', result)": "untrained is one result. Give a list",
     "ci.viz.layers(result, 'sparsity.l2')": "no statistic 'sparsity.l2'. Did you mean sparsity.l1",
     "tiny('a.png')": "images are str: make floats",
 }

@@ -281,7 +281,7 @@ def test_bad_text():
         ("write hf:owner/name:split", "hf:name"),
         ("cannot load 'hf:nobody/nothing:test'", "hf:nobody/nothing:test"),
         ("cannot take text from float", 1.5),
-        ("the vocabulary from 0 to 46", torch.full((1, 13), 47)),
+        ("the vocabulary has ids from 0 to 46", torch.full((1, 13), 47)),
         ("limit=0", ["1"]),
     ):
         with pytest.raises(ValueError, match=match):

@@ -150,7 +150,7 @@ def test_what_is_refused(net, stored, tmp_path):
     with pytest.raises(ValueError, match="dtype"):
         ci.store(net, DATA, points=LAST, out=tmp_path / "x", dtype=torch.bfloat16, **QUIET)
     assert not (tmp_path / "x").exists()
-    refuses("does not hold a saved ActivationStore: there", lambda: ci.open_store(tmp_path / "x"))
+    refuses("does not hold a saved ActivationStore", lambda: ci.open_store(tmp_path / "x"))
     ci.sweep(net, DATA, probes="sparsity", controls=0, progress=False).save(tmp_path / "r")
     refuses("holds a result of kind 'sweep'", lambda: ci.open_store(tmp_path / "r"))
     refuses("the store is of .* Give the model", lambda: ci.sweep(make(seed=1), stored, **QUIET))

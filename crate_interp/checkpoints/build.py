@@ -63,6 +63,9 @@ def build(contents: Contents, dtype: torch.dtype) -> Any:
     kind: Any = SparseAutoencoder
     if isinstance(cfg, CrateConfig):
         what += f" of {cfg.n_layers} layers"
+        claimed = max(n for name, n in cfg.to_dict().items() if name.endswith("layers"))
+        if claimed > len(tensors):  # before they are made
+            raise CheckpointError(f"{what}: it has {len(tensors)} tensors, too few for {claimed}.")
         kind = HookedTextTower if cfg.family == "clipa-text" else _MODELS[cfg.kind]
         if cfg.kind == "vision" and cfg.n_classes == 0:
             head = [key for key in tensors if target_of.get(key, "").startswith(_HEAD)]

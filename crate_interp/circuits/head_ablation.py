@@ -132,16 +132,20 @@ class HeadAblation(Result):
             f"{self.counted_samples()}, {(shown['drop'] > 0).sum()} are shown to help and "
             f"{(shown['drop'] < 0).sum()} to harm. The largest effect{sure} is that of "
             f"{head_name(int(best['layer']), int(best['head']))} ({settings['how']} ablation): "
-            f"{best['drop']:+.3g} {_UNITS[settings['metric']]} ({ends})."
+            f"{best['drop']:+.3g} {_UNITS[settings['metric']]} ({ends}), from a base of "
+            f"{best['base']:.3g} (guessing: {self._guessing():.3g})."
         )
+
+    def _guessing(self) -> float:
+        """Returns the metric of equally likely answers."""
+        choices = self.meta["config"].get("n_classes") or self.meta["config"].get("d_vocab") or 1
+        return math.log(choices) if self.meta["settings"]["metric"] == "loss" else 1 / choices
 
     def _worse(self) -> str:
         """Returns a warning if answers are worse than by chance, else ""."""
-        metric, config = self.meta["settings"]["metric"], self.meta["config"]
-        choices = config.get("n_classes") or config.get("d_vocab") or 1
-        even = math.log(choices) if metric == "loss" else 1 / choices
+        metric, even = self.meta["settings"]["metric"], self._guessing()
         base = self._table("heads")["base"].to_numpy().mean()
-        if choices == 1 or (base <= even if metric == "loss" else base >= even):
+        if even in (0, 1) or (base <= even if metric == "loss" else base >= even):
             return ""
         return (
             f"The model answers worse than by chance: {metric} {base:.3g}, by chance {even:.3g}. "

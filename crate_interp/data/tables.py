@@ -166,7 +166,11 @@ class Columns:
     def _later(self, cell: Any, name: str, number: int) -> Later:
         what = f"the {plain(name)} of sample {number}"
         make = partial(_decoded, cell, what, self.modes[name])
-        return Later(make, what, lambda: header(BytesIO(_bytes(cell, what)), what)[1])
+        return Later(make, what, partial(_size, cell, what))
+
+
+def _size(cell: Any, what: str) -> tuple[int, int]:
+    return header(BytesIO(_bytes(cell, what)), what)[1]
 
 
 def columns_of(table: Table, masks: bool = True) -> Columns:

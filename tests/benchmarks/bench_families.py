@@ -50,7 +50,7 @@ def shares(name: str, n: int, columns: int, families: int) -> tuple[float, float
 
 
 def main() -> bool:
-    bootstrap.RESAMPLES = intervals.RESAMPLES = RESAMPLES
+    bootstrap.RESAMPLES = RESAMPLES
     good = True
     for name in DRAWN:
         for (n, columns), families in LINES.items():

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from transformer_lens import ActivationCache, patching
 from transformer_lens import utilities as utils
 
@@ -126,6 +127,8 @@ ablate {m} --data {d} --limit 4 --how zero --metric accuracy --head L1H0 --out {
 ablate {m} --data {d} --limit 4 --address runs/mine --out {out}
 concentration {m} --data {d} --limit 12 --k 2 --k 4 --point stream --rotations 2 --untrained 0 \
 --out {out}
+explore {m} --image {picture} --out {out}
+explore crate-tiny-lm --text girl --out {out}
 explore {m} --data {d} --sample 3 --size 40 --out {out}
 explore {m} --data {d} --sample 1 --without --circuit {circuit} --out {out}
 graph {m} --data {d} --sample 2 --target 1 --freeze norm --most 20 --seed 1 --out {out}
@@ -226,10 +229,19 @@ def exit_and_files(line: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         out, circuit = Path(place) / "out", Path(place) / "circuit.json"
         ci.circuits.Circuit([ci.circuits.Edge("L0H1", "L1H0", 0.5)]).save(circuit)
-        fields = {"m": "crate-tiny-fashion", "d": "embedded:fashion", "f": FILE, "out": out}
+        picture = Path(place) / "1.png"
+        Image.new("L", (28, 28), 99).save(picture)
+        fields = {
+            "picture": picture,
+            "m": "crate-tiny-fashion",
+            "d": "embedded:fashion",
+            "f": FILE,
+            "out": out,
+        }
         with contextlib.chdir(place):  # a command without --out writes there
             done = command.run(*line.format(circuit=circuit, **fields).split())
-        rows = re.findall(r"^.*[|,].*[|,].*[|,].*$", done.stdout, flags=re.MULTILINE)
+        cut = r"(?:\||,(?! ))"  # between the cells of a row; a comma in a sentence has a space
+        rows = re.findall(rf"^.*{cut}.*{cut}.*{cut}.*$", done.stdout, flags=re.MULTILINE)
         table = [float(number) for row in rows for number in re.findall(r"-?\d+\.\d+", row)]
         files = sorted(path.name for path in out.rglob("*") if path.suffix in (".html", ".png"))
         words = {"exit": np.array([str(done.returncode)]), "files": np.array(files)}
