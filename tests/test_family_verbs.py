@@ -16,7 +16,7 @@ NO_CLS = {"tost": "reads one token in every layer"}
 REPLACED = dict.fromkeys(
     ("cbt", "tost-ista", "crate conv"), "the sparse step (of this family )?replaces the stream"
 )
-TEXT = {"tost-lm": "cache of model.run_with_cache\(images\)|no patches"}
+TEXT = {"tost-lm": "give the cache of model.run_with_cache|no patches"}
 QUIET = {"progress": False}
 
 

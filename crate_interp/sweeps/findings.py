@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -17,6 +17,9 @@ from crate_interp.stats.contrasts import against_networks, mean_error
 from crate_interp.stats.intervals import interval_words, signs, student_interval
 from crate_interp.sweeps.layer_curves import baseline, curve, names, rows_of
 from crate_interp.sweeps.moments import errors
+
+if TYPE_CHECKING:
+    from crate_interp.sweeps.result import SweepResult
 
 OFFICIAL = "compression.official_rate"
 # what an attention was derived to lower -> its statistics before and after the attention
@@ -101,7 +104,7 @@ def _change(
     return Change(np.asarray(layers), was, now, mean, *ends, result.few)
 
 
-def headline(result: Result) -> str:
+def headline(result: "SweepResult") -> str:
     """Returns what was measured, and how both rates that are called R^c change."""
     meta = result.meta
     number = counted(len(meta["statistics"]), "statistics")
@@ -109,7 +112,7 @@ def headline(result: Result) -> str:
     return " ".join([words, *_changes_in_words(result, ()), instead_of_u(result)]).rstrip()
 
 
-def finding(result: Result, twins: Sequence[Result]) -> str:
+def finding(result: "SweepResult", twins: Sequence["SweepResult"]) -> str:
     """Returns the first sentences of a report: each rate, and its untrained copies beside it."""
     said = _changes_in_words(result, twins)
     if said:
@@ -118,7 +121,7 @@ def finding(result: Result, twins: Sequence[Result]) -> str:
     return f"{statistic(result.meta, name).title}: {ends(result, twins, name)}."
 
 
-def _changes_in_words(result: Result, twins: Sequence[Result]) -> list[str]:
+def _changes_in_words(result: "SweepResult", twins: Sequence["SweepResult"]) -> list[str]:
     """Returns a sentence about each rate; the rates differ in the lengths of the tokens."""
     said = []
     for rate in _RATES:
@@ -169,16 +172,16 @@ def path(values: Sequence[float], first: int) -> str:
     return f"{'falls' if end < start else 'rises' if end > start else 'stays,'} {where}"
 
 
-def _settings(result: Result) -> dict[str, Any]:
+def _settings(result: "SweepResult") -> dict[str, Any]:
     return result.meta["probes"].get("compression", {"settings": {}})["settings"]
 
 
-def stream(result: Result) -> str:
+def stream(result: "SweepResult") -> str:
     """Returns what R^c is measured on, such as "the stream at eps 0.1"."""
     return f"{_frame(result)} at eps {_settings(result).get('eps')}"
 
 
-def _frame(result: Result) -> str:
+def _frame(result: "SweepResult") -> str:
     return "LN(Z)" if _settings(result).get("norm") else "the stream"
 
 
@@ -187,7 +190,7 @@ def _per_cents(change: np.ndarray) -> str:
     return f"{low_to_high(np.round(100 * change, 1) + 0.0, '{:+.1f}'.format)}\u00a0%"
 
 
-def instead_of_u(result: Result) -> str:
+def instead_of_u(result: "SweepResult") -> str:
     """Returns a sentence on what was measured in place of U in a black box, or ""."""
     config = result.meta["config"]
     role, probes = config.get("subspaces"), result.meta.get("probes", {}).values()
@@ -204,7 +207,7 @@ def beginning(known: Sequence[str]) -> list[str]:
     return [n for n in chosen if n != "attention.entropy" or "attention.support_cls" not in known]
 
 
-def ends(result: Result, twins: Sequence[Result], name: str) -> str:
+def ends(result: "SweepResult", twins: Sequence["SweepResult"], name: str) -> str:
     """Returns a statistic's values in the first and last layer, and those of untrained copies."""
     drawn, random = curve(result, name), baseline(twins, name)
     first, last, unit = drawn.layers[0], drawn.layers[-1], statistic(result.meta, name).unit
@@ -216,13 +219,15 @@ def ends(result: Result, twins: Sequence[Result], name: str) -> str:
     return words + (f" ({unit})" if unit else "")
 
 
-def strip(result: Result, twins: Sequence[Result], shuffled: Sequence[Result] = ()) -> list[Row]:
+def strip(
+    result: "SweepResult", twins: Sequence["SweepResult"], shuffled: Sequence["SweepResult"] = ()
+) -> list[Row]:
     """Returns the rows of the strip: what the theory expects, and which layers agree with it.
 
     twins, shuffled: the two kinds of networks with random weights. A number is above or below
     untrained networks only if it is shown to lie on that side of both kinds.
     """
-    measures: dict[str, Callable[[Result], Change | None]] = {
+    measures: dict[str, Callable[[SweepResult], Change | None]] = {
         f"{rate if of else f'R^c of {_frame(result)}'} falls at attention": partial(
             at_attention, rate=rate
         )
@@ -239,7 +244,9 @@ def strip(result: Result, twins: Sequence[Result], shuffled: Sequence[Result] = 
     return rows + [_beside_untrained(result, twins, shuffled, name) for name in known]
 
 
-def _falls(words: str, result: Result, change: Change, kinds: Sequence[Sequence[Change]]) -> Row:
+def _falls(
+    words: str, result: "SweepResult", change: Change, kinds: Sequence[Sequence[Change]]
+) -> Row:
     """Returns a row: whether a rate is shown to fall in each layer, and with random weights.
 
     A layer gets a ring if all networks of a kind change the same way.
@@ -260,7 +267,10 @@ def _falls(words: str, result: Result, change: Change, kinds: Sequence[Sequence[
 
 
 def _beside_untrained(
-    result: Result, twins: Sequence[Result], shuffled: Sequence[Result], name: str
+    result: "SweepResult",
+    twins: Sequence["SweepResult"],
+    shuffled: Sequence["SweepResult"],
+    name: str,
 ) -> Row:
     """Returns a row: whether each layer's mean differs from those with random weights."""
     words, better = _BESIDE_UNTRAINED[name]
@@ -286,7 +296,7 @@ def _beside_untrained(
 
 def _row(
     title: str,
-    result: Result,
+    result: "SweepResult",
     ways: Mapping[int, int],
     said: Mapping[int | None, str],
     better: int,
