@@ -84,8 +84,9 @@ def audit(request: Request) -> None:
     """
     result = request.measured(ci.audit)
     from crate_interp.audits.result import legend
+    from crate_interp.stats.verdicts import SHOWN
 
-    signs = "+ kept, - broken, ~ depends on the setting, c missed by an ideal layer, ? undecided."
+    signs = ", ".join(f"{one.sign} {one.answer}" for one in SHOWN.values() if one.sign)
     request.show(result, ci.viz.audit_page, f"{result.text()}\n{signs}", legend(result))
 
 
