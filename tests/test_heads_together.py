@@ -10,7 +10,6 @@ from scipy import stats
 
 import crate_interp as ci
 from comparing import made
-from crate_interp.probes.attention_probe import _among
 from crate_interp.sweeps.layer_curves import curve
 
 N = 7
@@ -55,12 +54,14 @@ def test_a_mean_over_heads_that_was_saved_without_its_deviation_has_none(model, 
         assert len(rows) and rows["std"].isna().all() and (rows["n"] == n).all()
 
 
-def test_cls_that_looks_at_itself_alone_divides_nothing_among_patches():
+def test_cls_that_looks_at_itself_alone_divides_nothing_among_patches(model):
     """And a whole of a millionth is divided as one of a half."""
     left = torch.tensor([0.0, 1e-6, 0.5])
     shares = torch.tensor([0.7, 0.2, 0.1]) * left[:, None]
     rows = torch.cat([1 - left[:, None], shares], dim=1)  # [sample, key]
-    found = _among(rows[:, 1:])
+    pattern = rows[:, None, None].expand(-1, 5, 4, -1)  # [sample, head, query, key]
+    found = ci.probes.attention().measure(model.blocks[0], {"attn.hook_pattern": pattern})
+    found = found["entropy_patches"][:, 0]
     even = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
     wanted = -(even * even.log()).sum()
     np.testing.assert_allclose(found, [0.0, wanted, wanted], rtol=1e-6)
