@@ -46,16 +46,16 @@ DONE = {
     "explore {m} {e} --size 56": ["sample 0 of embedded:fashion"],
 }  # fmt: skip
 SLOW = {
-    "audit {m} {d} --untrained 1": ["objective falls", "out/audit.html", "? undecided"],
+    "audit {m} {d} --untrained 1": ["objective falls", "out/audit.html", "? can't tell"],
     "concentration {m} {d} --untrained 0 --rotations 2 --k 4 --k 2": [
         "swapping 2 of 6,400", "out/concentration.html", "native",
     ],
-    "ablate {m} {d} --how zero --head L0H0 --head l4h1": ["by chance", "L0H0", "L4H1", " of 24 "],
+    "ablate {m} {d} --how zero --head L0H0 --head l4h1": ["guessing: 2.3", "L0H0", "L4H1", " of 24 "],
     "compare {m} {m}@step-10 {d} --untrained 1 --probes sparsity": [
         "crate-tiny-fashion@step-10", "sparsity.zero_fraction", "hold", "out/compare.html",
     ],
     "compare swept swept --out other": ["swept (a) against swept (b)"],
-    "compare swept,swept swept,swept --out other": ["swept and 1 more", "2 networks"],
+    "compare swept,swept swept,swept --out other": ["swept and 1 more", "every difference is 0"],
 }  # fmt: skip
 # command line -> the one line on stderr
 WRONG = {

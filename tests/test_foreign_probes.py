@@ -240,7 +240,7 @@ def test_an_audit_says_that_nothing_applies(kind, tmp_path):
     }
     assert result.headline().startswith("No claim of the papers applies to the layers")
     page = ci.viz.audit_page(result, tmp_path / "audit")
-    assert "No claim applies." in page.read_text()
+    assert "No claim of the papers applies" in page.read_text()
 
 
 @pytest.mark.slow

@@ -186,7 +186,9 @@ def findings(result: Result) -> tuple[str, str]:
     layers = result.meta["n_layers"]
     where = f"{result.meta['model'] or 'this model'} on {result.counted_samples()}"
     if counts.get(NOT_APPLICABLE, 0) == layers:
-        return f"No claim about attention applies to the layers of {where}.", ""
+        none = set(claims["verdict"]) == {NOT_APPLICABLE}
+        which = "of the papers" if none else "about attention"
+        return f"No claim {which} applies to the layers of {where}.", ""
     kept = counts.get(KEPT, 0)
     facts: Any = FAMILIES.get(result.meta["config"]["family"], {})
     goal = KINDS.get(facts.get("attention"), KINDS["mssa"]).objective
