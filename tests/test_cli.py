@@ -50,7 +50,7 @@ SLOW = {
     "concentration {m} {d} --untrained 0 --rotations 2 --k 4 --k 2": [
         "swapping 2 of 6,400", "out/concentration.html", "native",
     ],
-    "ablate {m} {d} --how zero --head L0H0 --head l4h1": ["guessing: 2.3", "L0H0", "L4H1", " of 24 "],
+    "ablate {m} {d} --how zero --head L0H0 --head l4h1": ["guessing: 2.3", "L0H0", "L4H1", "of 24"],
     "compare {m} {m}@step-10 {d} --untrained 1 --probes sparsity": [
         "crate-tiny-fashion@step-10", "sparsity.zero_fraction", "hold", "out/compare.html",
     ],
