@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from crate_interp.stats.verdicts import BROKEN, KEPT, NOT_APPLICABLE, SHOWN, UNDECIDED
+
 # (unit, lowest value, highest value, how to read it); the title is made from the name
 Facts = tuple[str, float | None, float | None, str]
 
@@ -77,7 +79,7 @@ def title_of(name: str) -> str:
 
 
 MINUS = "\N{MINUS SIGN}"
-_SIGNS = {1: ("+", "good"), -1: (MINUS, "bad"), 0: ("?", ""), None: (".", "")}
+_VERDICTS = {1: KEPT, -1: BROKEN, 0: UNDECIDED, None: NOT_APPLICABLE}
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,8 @@ class Row:
 
 def sign_of(way: int | None, word: str, ringed: bool = False) -> Sign:
     """Returns the sign for a `way`: 1 is good, -1 bad, 0 undecided, None not compared."""
-    mark, kind = _SIGNS[way]
-    return Sign(mark, word, kind, ringed)
+    shown = SHOWN[_VERDICTS[way]]
+    return Sign(shown.mark, word, shown.kind, ringed)
 
 
 def low_to_high(values: ArrayLike, write: Callable[[float], str] = "{:.2g}".format) -> str:
