@@ -61,4 +61,4 @@ def test_timings_refuse_two_threads(path, monkeypatch):
 
 def test_every_benchmark_with_a_timing_is_among_them():
     timed = {path for path in BENCHMARKS.glob("*.py") if "least(" in path.read_text()}
-    assert timed == set(TIMED) and len(timed) > 5
+    assert timed <= set(TIMED) and len(timed) > 5

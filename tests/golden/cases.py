@@ -251,14 +251,24 @@ def every_way() -> Iterator[tuple[Case, str]]:
                     yield streamed(verb, name), way
 
 
+def in_double(name: str) -> tuple[Any, Any]:
+    """The subject, its model in float64; no two texts begin alike, whose codes would be ties."""
+    model, data = subject(name)
+    if torch.is_tensor(data) and not data.is_floating_point():
+        data = torch.cat([torch.arange(len(data))[:, None], data[:, 1:]], dim=1)
+    return copy.deepcopy(model).double(), data
+
+
 def in_another_way(case: Case, way: str, folder: Path) -> Any:
     """Returns what a streamed case gives in another way.
 
     resumed: stopped at its fourth forward and called again. shards: two processes in turn, until
-    one of them returns the result. ray: on a Ray cluster. sizes: other batches and chunks.
+    one of them returns the result. ray: on a Ray cluster. double: in float64. sizes: the same in
+    other batches and chunks, whose float32 rounds in other places.
     """
-    if way == "sizes":
-        return replace(case, options=case.options | {"batch_size": 3, "chunk_size": 5})()
+    if way in ("double", "sizes"):
+        other = {"batch_size": 3, "chunk_size": 5} if way == "sizes" else {}
+        return replace(case, options=case.options | other, arguments=in_double)()
     if way == "ray":
         return case(out=folder, engine="ray")
     if way == "shards":

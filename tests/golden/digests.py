@@ -1,4 +1,4 @@
-"""What a case gives, as digests: rounded for every machine, exact for the same machine."""
+"""What a case gives, as digests: of its bits, and of its numbers."""
 
 import hashlib
 import json
@@ -21,8 +21,11 @@ _SUMS = 3  # weighted sums that stand for the numbers of a column
 
 def machine() -> str:
     """Returns what has to be the same for bits to be compared."""
+    about = Path("/proc/cpuinfo")
+    text = about.read_text("utf-8") if about.exists() else ""
+    maker = text.partition("vendor_id")[2].partition("\n")[0].strip(" :\t") or platform.machine()
     cpu = torch.backends.cpu.get_cpu_capability()
-    return f"{platform.machine()} {cpu} torch {torch.__version__} numpy {np.__version__}"
+    return f"{maker} {cpu} torch {torch.__version__} numpy {np.__version__}"
 
 
 def columns(value: Any, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
@@ -95,8 +98,8 @@ def digests(value: Any) -> dict[str, list[Any]]:
     return {name: digest(array) for name, array in columns(value)}
 
 
-def moved(before: dict[str, list], after: dict[str, list], exact: bool) -> dict[str, str]:
-    """Returns what moved: array -> how. exact: whether bits are compared too."""
+def moved(before: dict[str, list], after: dict[str, list], compared: str) -> dict[str, str]:
+    """Returns what moved: array -> how. compared: bits, numbers or sizes."""
     found = {name: "is gone" for name in before.keys() - after.keys()}
     found |= {name: "is new" for name in after.keys() - before.keys()}
     for name in before.keys() & after.keys():
@@ -105,6 +108,8 @@ def moved(before: dict[str, list], after: dict[str, list], exact: bool) -> dict[
             found[name] = "is no number"
         elif old[1] != new[1] or len(old) != len(new):
             found[name] = f"has {new[1]} numbers, not {old[1]}"
+        elif compared == "sizes":
+            continue
         elif len(old) == 2:
             if old[0] != new[0]:
                 found[name] = "has other words"
@@ -113,6 +118,6 @@ def moved(before: dict[str, list], after: dict[str, list], exact: bool) -> dict[
             distance = max(distance, abs(old[2] - new[2]) / (max(old[2], new[2]) or 1.0))
             if distance > TOLERANCE:
                 found[name] = f"moved by {distance:.1e} of its largest magnitude"
-            elif exact and old[0] != new[0]:
+            elif compared == "bits" and old[0] != new[0]:
                 found[name] = f"has other bits ({distance:.1e})"
     return found
