@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from crate_interp.circuits.atlases.atom_effects import loss_on
 from crate_interp.core import checks
 from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.measures.checks import all_finite, in_full_precision
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.language import next_token_loss
+from crate_interp.questions.answers import loss_on
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
