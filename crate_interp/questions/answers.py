@@ -48,7 +48,8 @@ class Loss:
 
 def check_logits(model: HookedModel, what: str) -> None:
     """Raises ValueError if a model has no answers, which `what` needs."""
-    if model.cfg.kind not in ("vision", "text") or not model.has_logits:
+    tower = model.cfg.family in ("clipa-visual", "clipa-text")
+    if model.cfg.kind not in ("vision", "text") or tower or not model.has_logits:
         raise ValueError(f"this {type(model).__name__} has no logits, which {what} needs.")
 
 
@@ -108,7 +109,10 @@ def true_loss(model: HookedModel, samples: Samples, labels: Sequence[Any] | None
         if samples.names is not None and isinstance(given[0], int):
             given = [samples.names[label] for label in given]
         known = [*(model.cfg.labels or ()), *range(count)]
-        wrong = next((label for label in given if known.count(label) != 1), given[0])
+        good = [known.count(label) == 1 and not isinstance(label, bool) for label in given]
+        wrong = next(
+            (label for label, is_class in zip(given, good, strict=True) if not is_class), given[0]
+        )
         number = samples.start + given.index(wrong)
         what = f"the label {checks.shown(wrong)} of sample {number} is not one class of the model"
     raise ValueError(
