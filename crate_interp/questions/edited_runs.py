@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from crate_hooks import full_name
@@ -76,6 +77,21 @@ def with_gradients(
     with torch.enable_grad():
         every = [*hooks, *((name, keep) for name in points)]
         return model.run_with_hooks(inputs, fwd_hooks=every), held
+
+
+def pushed(
+    output: Tensor, inputs: Sequence[Tensor], *changes: Sequence[Tensor]
+) -> Float[Tensor, "change ..."]:
+    """Returns how an output changes with its inputs, to first order: the derivative times changes.
+
+    The derivative of a backward pass with respect to its seed. torch's forward mode would do it in
+    one pass, but first compiles decompositions with torch.jit, which takes seconds and is
+    deprecated.
+    """
+    seed = torch.zeros_like(output, requires_grad=True)
+    slopes = torch.autograd.grad(output, inputs, seed, create_graph=True)
+    found = [torch.autograd.grad(slopes, seed, one, retain_graph=True)[0] for one in changes]
+    return torch.stack(found)
 
 
 def every_entry(name: str, values: Any, **axes: Iterable[Any]) -> pd.DataFrame:
