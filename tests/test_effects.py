@@ -12,9 +12,9 @@ from scipy.stats import spearmanr
 import crate_interp as ci
 from atlases import MODELS, ready
 from conftest import LAYERS, make
-from crate_interp.circuits.atlases.atom_effects import loss_on
 from crate_interp.circuits.atlases.atom_logits import COLUMNS, named
 from crate_interp.data import Samples, part
+from crate_interp.questions.answers import loss_on
 from crate_interp.stats.intervals import mean_interval
 from selection import few
 

@@ -12,9 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from crate_hooks import full_name
-from crate_interp.circuits.atlases.atom_effects import at_once, check_logits, codes_and_logits
 from crate_interp.circuits.code_swaps_result import NATIVE, PCA, ROTATED, Concentration
-from crate_interp.circuits.head_ablation import may_share
 from crate_interp.config.families import SQUARE_STEPS
 from crate_interp.core import checks
 from crate_interp.core.run_options import Run, run_options
@@ -24,12 +22,16 @@ from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hook_points import check_atoms
 from crate_interp.models.hooked import HookedModel
+from crate_interp.questions.answers import check_logits
 from crate_interp.questions.asking import Experiment, Perhaps, ask
-from crate_interp.questions.batches import (
-    Batch,
-    Chunk,
-    Reading,
-    check_one_length,
+from crate_interp.questions.batches import Batch, Chunk, Reading, check_one_length
+from crate_interp.questions.edited_runs import (
+    after_layer,
+    every_entry,
+    from_layer,
+    joined,
+    pieces,
+    with_gradients,
 )
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables, copies
 from crate_interp.questions.untrained_twins import SAMPLES, stacked, twin
@@ -145,9 +147,8 @@ class Concentrate(Question):
         measure = partial(_of_chunk, point=point, k=self.k, rotations=self.rotations, pairs=pairs)
         own = Pass("swaps", measure, Concentration.OF_A_NETWORK)
         most = run.samples.start + SAMPLES
-        tables, *others = yield [
-            own, *copies(own, self.untrained, "untrained", twin, run.samples, most)
-        ]  # fmt: skip
+        twins = copies(own, self.untrained, "untrained", twin, run.samples, most)
+        tables, *others = yield [own, *twins]
         for name in ("pairs", "swaps"):
             parts = [other[name] for other in others if name in other]
             tables[f"untrained_{name}"] = stacked(parts, *tables[name])
@@ -156,13 +157,14 @@ class Concentrate(Question):
 
 def _answers(chunk: Chunk) -> Tables:
     """Returns the table "answers": sample, answer."""
-    rows: list[tuple[int, int]] = []
+    parts: list[pd.DataFrame] = []
     with torch.no_grad():
         for batch in chunk.batches():
-            pieces = batch.inputs.split(at_once(chunk.model, batch.inputs))
-            answers = torch.cat([_last(chunk.model(piece)).argmax(dim=-1) for piece in pieces])
-            rows += enumerate(answers.tolist(), batch.start)
-    return {"answers": pd.DataFrame(rows, columns=["sample", "answer"])}
+            numbers = range(batch.start, batch.last + 1)
+            for inputs, own in pieces(chunk.model, batch.inputs, numbers):
+                answers = last_logits(chunk.model(inputs)).argmax(dim=-1)
+                parts.append(every_entry("answer", answers.cpu(), sample=own))
+    return joined({"answers": parts})
 
 
 def with_donors(answers: pd.DataFrame) -> pd.DataFrame:
@@ -171,23 +173,15 @@ def with_donors(answers: pd.DataFrame) -> pd.DataFrame:
     The donor is the next sample with another answer; after the last sample comes the first. Raises
     ValueError if all answers are the same.
     """
-    numbers, given = answers["sample"].to_numpy(), answers["answer"].to_numpy()
-    if len(set(given)) < 2:
-        raise ValueError(f"the model gives all {len(given)} samples the same answer: give more.")
-    donor = np.zeros(len(given), dtype=int)
-    following = 0
-    for place in reversed(range(2 * len(given))):  # twice round, so that the circle closes
-        here, after = place % len(given), (place + 1) % len(given)
-        following = after if given[after] != given[here] else following
-        donor[here] = following
-    answer, donor_answer = given, given[donor]
-    columns = {"sample": numbers, "donor": numbers[donor]}
-    return pd.DataFrame(columns | {"answer": answer, "donor_answer": donor_answer})
-
-
-def _last(logits: Float[Tensor, "batch *pos classes"]) -> Float[Tensor, "batch classes"]:
-    """Returns the logits of the answers; those of a window are the logits at its last token."""
-    return logits if logits.ndim == 2 else logits[:, -1]
+    given, n = answers["answer"].to_numpy(), len(answers)
+    ends = np.flatnonzero(given != np.roll(given, -1))  # after these comes another answer
+    if not len(ends):
+        raise ValueError(f"the model gives all {n} samples the same answer: give more.")
+    donor = (ends[np.searchsorted(ends, np.arange(n)) % len(ends)] + 1) % n
+    table: Any = answers.assign(
+        donor=answers["sample"].to_numpy()[donor], donor_answer=given[donor]
+    )
+    return table[["sample", "donor", "answer", "donor_answer"]]
 
 
 def _of_chunk(
@@ -197,19 +191,15 @@ def _of_chunk(
     if "bases" not in chunk.once:
         first = pairs["sample"].to_numpy()[:_PCA_SAMPLES]
         chunk.once["bases"], chunk.once["points"] = _bases(chunk, point, first, rotations)
-    known, parts, swaps = pairs.set_index("sample", drop=False), [], []
+    known, parts = pairs.set_index("sample", drop=False), {"pairs": [], "swaps": []}
     for batch in chunk.batches():
-        size = at_once(chunk.model, batch.inputs)
-        numbers = np.arange(batch.start, batch.last + 1)
-        for place, inputs in enumerate(batch.inputs.split(size)):
-            rows = known.loc[numbers[place * size : (place + 1) * size]].reset_index(drop=True)
+        for inputs, own in pieces(chunk.model, batch.inputs, range(batch.start, batch.last + 1)):
+            rows = known.loc[own].reset_index(drop=True)
             gaps, moved = _of_pairs(chunk, point, k, inputs, rows)
-            parts.append(rows.assign(**gaps))
-            swaps.append(moved)
-    if not parts:  # no sample of the chunk can be decoded
-        return {}
-    joined = {"pairs": pd.concat(parts, ignore_index=True)}
-    return joined | {"swaps": pd.concat(swaps, ignore_index=True), "points": chunk.once["points"]}
+            parts["pairs"].append(rows.assign(**gaps))
+            parts["swaps"].append(moved)
+    tables = joined(parts)
+    return tables | {"points": chunk.once["points"]} if tables else {}
 
 
 def _bases(
@@ -219,14 +209,13 @@ def _bases(
 
     The principal axes are the eigenvectors of the covariance of the tokens of the first samples.
     """
-    sums: dict[int, tuple[int, Tensor, Tensor]] = {}
-    tokens = 0
+    sums: dict[int, tuple[Any, ...]] = {}  # of tokens in a sample, tokens, values and products
 
     def add(layer: int, acts: Mapping[str, Tensor], batch: Batch) -> None:
-        nonlocal tokens
-        tokens, x = acts[point].shape[1], acts[point].flatten(0, 1).double()
-        n, total, products = sums.get(layer, (0, torch.zeros(()), torch.zeros(())))
-        sums[layer] = (n + len(x), total.to(x) + x.sum(dim=0), products.to(x) + x.T @ x)
+        x = acts[point].flatten(0, 1).double()
+        _, n, total, products = sums.get(layer, (0, 0, 0, 0))
+        tokens = acts[point].shape[1]
+        sums[layer] = tokens, n + len(x), total + x.sum(dim=0), products + x.T @ x
 
     for start in range(0, len(first), chunk.batch_size):
         inputs = _read(chunk, first[start : start + chunk.batch_size])
@@ -234,14 +223,13 @@ def _bases(
     cfg: Any = chunk.model.cfg
     drawn: dict[int, dict[str, Tensor]] = {}
     bases, rows = [], []
-    for layer, (n, total, products) in sorted(sums.items()):
+    for layer, (tokens, n, total, products) in sorted(sums.items()):
         mean, width = total / n, len(total)
         axes = torch.linalg.eigh(products / n - torch.outer(mean, mean))[1]
         if width not in drawn:
-            drawn[width] = {
-                f"{ROTATED}-{seed}": rotation(width, seed).to(cfg.device, cfg.dtype)
-                for seed in range(rotations)
-            }
+            seeds = range(rotations)
+            turns = [rotation(width, seed).to(cfg.device, cfg.dtype) for seed in seeds]
+            drawn[width] = {f"{ROTATED}-{seed}": turn for seed, turn in enumerate(turns)}
         bases.append({NATIVE: None, PCA: axes.to(cfg.dtype), **drawn[width]})
         rows.append((layer, tokens, width, n))
     return bases, pd.DataFrame(rows, columns=["layer", "tokens", "width", "pca_tokens"])
@@ -274,39 +262,46 @@ def _of_pairs(
     known = torch.cat([inputs, _read(chunk, further)]) if len(further) else inputs
     donors = pd.Index([*rows["sample"], *further]).get_indexer(rows["donor"].to_numpy())
     streams: list[Tensor] = []
+
+    def note(stream: Tensor, hook: Any) -> None:
+        streams.append(stream.detach()[:n])
+
+    names, layers = [full_name(point, layer) for layer in range(cfg.n_layers)], range(cfg.n_layers)
+    notes = [(full_name("hook_resid_pre", layer), note) for layer in layers]
     with torch.enable_grad():
-        codes, logits = codes_and_logits(model, known, point, streams)
+        logits, codes = with_gradients(model, known, names, notes)
         gap = _gap(logits[:n], classes)
-        gradients = torch.autograd.grad(gap.sum(), codes)
-    gap, found, shared = gap.detach(), [], may_share(model)
-
-    def run(stream: Tensor, layer: int, name: str, value: Tensor) -> Any:
-        """Returns the logits if a point has this value. stream: the stream before the layer."""
-        if shared and name.endswith(_STREAM):
-            return model(value, start_at_layer=layer + 1)
-        start: Any = {"start_at_layer": layer} if shared else {}
-        hooks: list[Any] = [(name, lambda acts, hook: value)]
-        return model.run_with_hooks(stream if shared else inputs, fwd_hooks=hooks, **start)
-
+        gradients = torch.autograd.grad(gap.sum(), [*codes.values()])
+    gap, moved = gap.detach(), []
     with torch.no_grad():
         donor_gap = _gap(logits[donors], classes)
         towards = (gap - donor_gap).sign()[:, None, None]
-        for layer, code in enumerate(codes):
-            ends, name = (code[:n], code[donors]), full_name(point, layer)
-            down = -gradients[layer][:n] * towards.to(code.dtype)
-            for basis, axes in chunk.once["bases"][layer].items():
-                for k, swapped in zip(counts, swaps(*ends, down, axes, counts), strict=True):
-                    logits: Any = run(streams[layer][:n], layer, name, swapped)
-                    moved = (gap - _gap(logits, classes)).cpu().numpy()
-                    cells = {"sample": rows["sample"], "layer": layer, "basis": basis, "k": k}
-                    found.append(pd.DataFrame(cells | {"moved": moved}))
+        for layer, name in enumerate(names):
+            code, down = codes[name], -gradients[layer][:n] * towards.to(codes[name].dtype)
+            for axes in chunk.once["bases"][layer].values():
+                for value in swaps(code[:n], code[donors], down, axes, counts):
+                    if point == _STREAM:
+                        logits = after_layer(model, layer, value, inputs)
+                    else:
+                        put = (name, lambda acts, hook, value=value: value)
+                        logits = from_layer(model, layer, streams[layer], inputs, [put])
+                    moved.append((gap - _gap(logits, classes)).cpu().numpy())
     gaps = {"gap": gap.cpu().numpy(), "donor_gap": donor_gap.cpu().numpy()}
-    return gaps, pd.concat(found).sort_values("sample", kind="stable", ignore_index=True)
+    basis = [*chunk.once["bases"][0]]
+    values = np.stack(moved, axis=1)
+    return gaps, every_entry(
+        "moved", values, sample=rows["sample"].tolist(), layer=layers, basis=basis, k=counts
+    )
+
+
+def last_logits(logits: Float[Tensor, "batch *pos classes"]) -> Float[Tensor, "batch classes"]:
+    """Returns the logits of the answers; those of a window are the logits at its last token."""
+    return logits if logits.ndim == 2 else logits[:, -1]
 
 
 def _gap(logits: Tensor, classes: Int[Tensor, "batch 2"]) -> Float[Tensor, "batch"]:
     """Returns the logit of the own answer minus that of the donor's answer."""
-    both = _last(logits).double().gather(1, classes)
+    both = last_logits(logits).double().gather(1, classes)
     return both[:, 0] - both[:, 1]
 
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Unpack
 
-import numpy as np
 import pandas as pd
 import torch
 from einops import einsum
@@ -24,6 +23,7 @@ from crate_interp.models.layers.block import CrateBlock
 from crate_interp.models.layers.norm import HookedLayerNorm, HookedNorm
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk, Reading, check_model
+from crate_interp.questions.edited_runs import every_entry, joined, pushed
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.questions.provenance import model_meta
 from crate_interp.results.result import Result, sums
@@ -204,9 +204,7 @@ class Compositions(Question):
 def _of_chunk(chunk: Chunk, question: Compositions) -> Tables:
     if "bases" not in chunk.once:
         chunk.once["bases"] = question.bases(chunk.model)
-    grams = _measured(chunk)
-    # there are none if no sample of the chunk could be decoded
-    return _tables(chunk.model, grams, chunk.once["bases"]) if grams else {}
+    return _tables(chunk.model, _measured(chunk), chunk.once["bases"])
 
 
 def _tables(model: Any, grams: Grams, bases: Bases) -> Tables:
@@ -214,20 +212,18 @@ def _tables(model: Any, grams: Grams, bases: Bases) -> Tables:
     cfg, (random, of_layer) = model.cfg, bases
     parts: dict[str, list[pd.DataFrame]] = {"senders": [], "inside": [], "random": []}
     for layer, gram in grams.items():
-        senders = pd.DataFrame([divmod(sender, cfg.n_heads) for sender in range(len(gram))])
-        senders.columns = _SENDER[:2]
-        senders["to_layer"] = layer
+        places = {"from_layer": range(layer), "from_head": range(cfg.n_heads), "to_layer": [layer]}
         energy = gram.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
-        parts["senders"].append(senders.assign(energy=energy.numpy()))
-        of_heads = ("inside", "to_head", of_layer[layer])
-        for name, key, basis in (of_heads, ("random", "draw", random)):
-            many = senders.loc[senders.index.repeat(len(basis))].reset_index(drop=True)
-            many[key] = np.tile(np.arange(len(basis)), len(gram))
+        parts["senders"].append(every_entry("energy", energy, **places))
+        for name, key, basis in (
+            ("inside", "to_head", of_layer[layer]), ("random", "draw", random),
+        ):  # fmt: skip
             # tr(Q^T G Q) for the Gram matrix G of each sender and each basis Q
             pattern = "base d width, sender d e, base e width -> sender base"
             inside = einsum(basis, gram, basis, pattern)
-            parts[name].append(many.assign(inside=inside.flatten().numpy()))
-    return {name: pd.concat(tables, ignore_index=True) for name, tables in parts.items()}
+            axes = places | {key: range(len(basis))}
+            parts[name].append(every_entry("inside", inside, **axes))
+    return joined(parts)
 
 
 def _of_weights(model: Any, through: str) -> Grams:
@@ -255,12 +251,17 @@ def _measured(chunk: Chunk) -> Grams:
     grams: Grams = {}
     carried: list[Tensor] = []  # [head, batch, pos, d_model] for each earlier layer
 
+    def carry(function: Callable[[Tensor], Tensor], at: Tensor, rows: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = at.detach().requires_grad_()
+            return pushed(function(x), [x], *([row] for row in rows))
+
     def follow(layer: int, acts: dict[str, Tensor], batch: Batch) -> None:
         block: Any = model.blocks[layer]
         if not layer:
             carried.clear()
         else:
-            arrived = [pushed(block.ln1, acts["hook_resid_pre"], rows) for rows in carried]
+            arrived = [carry(block.ln1, acts["hook_resid_pre"], rows) for rows in carried]
             flat = torch.cat(arrived).flatten(1, 2).double().cpu()  # [sender, token, d_model]
             grams[layer] = grams.get(layer, 0) + flat.mT @ flat
         pattern = "batch pos head p, head p d -> head batch pos d"
@@ -272,7 +273,7 @@ def _measured(chunk: Chunk) -> Grams:
             out = block.mlp(block.ln2(mid))
             return mid + out if block.residual else out
 
-        carried[:] = [pushed(step, acts["hook_resid_mid"], rows) for rows in [*carried, written]]
+        carried[:] = [carry(step, acts["hook_resid_mid"], rows) for rows in [*carried, written]]
 
     chunk.measure_all(Reading(_POINTS, follow))
     return grams
@@ -298,23 +299,3 @@ def stepped(block: CrateBlock, rows: Rows) -> Rows:
         return rows
     step = block.mlp.linear(normed(block.ln2, rows))
     return rows + step if block.residual else step
-
-
-def pushed(
-    function: Callable[[Tensor], Tensor],
-    at: Float[Tensor, "batch pos d_model"],
-    tangents: Float[Tensor, "count batch pos d_model"],
-) -> Float[Tensor, "count batch pos d_model"]:
-    """Returns the derivative of a function of the stream at `at` along each of several tangents.
-
-    It takes two reverse passes. The result of the first is linear in its cotangent w, and the
-    derivative of this result in w is the forward derivative.
-    """
-    with torch.enable_grad():
-        x = at.detach().requires_grad_()
-        out = function(x)
-        w = torch.zeros_like(out, requires_grad=True)
-        (back,) = torch.autograd.grad(out, x, w, create_graph=True)
-        return torch.stack(
-            [torch.autograd.grad(back, w, tangent, retain_graph=True)[0] for tangent in tangents]
-        )

@@ -1,30 +1,30 @@
 """What each head does for the answers, measured by ablating one head at a time."""
 
-import inspect
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from typing import Any, Unpack, cast
 
 import numpy as np
 import pandas as pd
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_hooks import full_name
-from crate_interp.circuits.atlases.atom_effects import Loss, at_once, check_logits, loss_on, losses
+from crate_hooks import edit, full_name
 from crate_interp.circuits.circuit import head_name
 from crate_interp.core import checks
 from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.hooked import HookedModel
+from crate_interp.questions.answers import Loss, check_logits, hits, losses, true_loss
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk, Reading
+from crate_interp.questions.edited_runs import every_entry, from_layer, joined, pieces
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.questions.provenance import digest_of_labels
 from crate_interp.results.result import Result, by
@@ -210,12 +210,7 @@ class AblateHeads(Question):
         checks.one_of("how", self.how, ("mean", "zero"))
         checks.one_of("metric", self.metric, ("loss", "accuracy"))
         check_logits(model, "ablate_heads")
-        loss = loss_on(model, samples)
-        if loss.kind == "answers":
-            raise ValueError(
-                f"the loss needs the true class of each image: {_unclassed(model, samples)}"
-            )
-        return replace(self, loss=loss)
+        return replace(self, loss=true_loss(model, samples))
 
     def read(self) -> Mapping[str, object]:
         """Returns what else the numbers depend on, by name."""
@@ -231,30 +226,6 @@ class AblateHeads(Question):
         return (yield Pass("heads", measure, HeadAblation.STORED))
 
 
-def _unclassed(model: Any, samples: Samples) -> str:
-    """Returns why labels are not classes of the model, and what to type."""
-    labels, classes, count = samples.labels, model.cfg.labels, model.W_U.shape[1]
-    what = "labels are missing"
-    if labels and None not in labels:
-        if samples.names is not None and isinstance(labels[0], int):
-            labels = [samples.names[label] for label in labels]
-        known = [*(classes or ()), *range(count)]
-        wrong = next((label for label in labels if known.count(label) != 1), labels[0])
-        number = samples.start + labels.index(wrong)
-        what = f"the label {checks.shown(wrong)} of sample {number} is not one class of the model"
-    return (
-        f"{what}: give data with folders or labels that are {checks.shown(classes or range(count))}"
-        f", or load the model with labels=[...], {count} class names in the order of its outputs."
-    )
-
-
-def may_share(model: HookedModel) -> bool:
-    """Tells whether a forward from a layer's stream gives the logits of a full forward."""
-    takes = "start_at_layer" in inspect.signature(model.forward).parameters
-    # with x0_lambdas, later layers add the embedding again, which the stream does not hold
-    return takes and not hasattr(model, "x0_lambdas")
-
-
 def _sums(chunk: Chunk) -> Tables:
     """Returns the table "means": layer, pos, n, sums (the bytes of `[pos, head, d_head]`).
 
@@ -268,83 +239,56 @@ def _sums(chunk: Chunk) -> Tables:
         sums[layer, len(part)] = sums.get((layer, len(part)), 0) + part
         counts[len(part)] += len(batch.inputs) if not layer else 0
 
-    for batch in chunk.batches():
-        chunk.measure(batch, [Reading([_Z], add)])
+    chunk.measure_all(Reading([_Z], add))
     rows = [(*key, counts[key[1]], to_bytes(total)) for key, total in sorted(sums.items())]
     return {"means": pd.DataFrame(rows, columns=["layer", "pos", "n", "sums"])}
 
 
-def _means(table: pd.DataFrame, model: HookedModel) -> dict[int, Means]:
+def _means(table: Any, model: HookedModel) -> list[Means]:
     """Returns the mean of z at each position over the samples that have it, for each layer.
 
     Raises ValueError for images of several sizes, whose positions are different places.
     """
-    if model.unit != "windows" and len(set(table["pos"])) > 1:
+    if model.unit != "windows" and table["pos"].nunique() > 1:
         raise ValueError("positions of images of several sizes have no mean: give how='zero'.")
-    means: dict[int, Means] = {}
-    for layer in sorted(set(table["layer"])):
-        rows: Any = table[table["layer"] == layer]
-        longest = max(rows["pos"])
-        total, count = torch.zeros(()), torch.zeros(longest, 1, 1, dtype=torch.float64)
-        for row in rows.itertuples():
-            part = torch.from_numpy(from_bytes(row.sums, row.pos, model.cfg.n_heads, -1))
-            total = total + F.pad(part, (0, 0, 0, 0, 0, longest - row.pos))
-            count[: row.pos] += row.n
-        means[layer] = total / count
+    means: list[Means] = []
+    for _, rows in table.groupby("layer"):
+        parts = [from_bytes(row.sums, row.pos, model.cfg.n_heads, -1) for row in rows.itertuples()]
+        total = np.zeros_like(max(parts, key=len))
+        count = np.zeros((len(total), 1, 1))
+        for part, n in zip(parts, rows["n"], strict=True):
+            total[: len(part)] += part
+            count[: len(part)] += n
+        means.append(torch.from_numpy(total / count).to(model.cfg.device, model.cfg.dtype))
     return means
 
 
 @torch.no_grad()
-def _of_chunk(chunk: Chunk, loss: Loss, metric: str, means: Mapping[int, Means] | None) -> Tables:
+def _of_chunk(chunk: Chunk, loss: Loss, metric: str, means: Sequence[Means] | None) -> Tables:
     """Returns the tables "samples" and "base". means: None means zero ablation."""
-    model, bases, samples = chunk.model, [], []
-    cfg: Any = model.cfg
-    layers, shared = range(len(model.blocks)), may_share(model)
-    if means is None:
-        means = dict.fromkeys(layers, torch.zeros(1, 1, 1))
-    means = {layer: mean.to(cfg.device, cfg.dtype) for layer, mean in means.items()}
+    model, parts = chunk.model, {"samples": [], "base": []}
+    layers, heads = range(model.cfg.n_layers), range(model.cfg.n_heads)
     names = [full_name(_STREAM, layer) for layer in layers]
     for batch in chunk.batches():
-        size, numbers = at_once(model, batch.inputs), torch.arange(batch.start, batch.last + 1)
-        for inputs, own in zip(batch.inputs.split(size), numbers.split(size), strict=True):
+        for inputs, own in pieces(model, batch.inputs, range(batch.start, batch.last + 1)):
             logits, cache = model.run_with_cache(inputs, names_filter=names)
-            right = loss.wanted(logits, inputs, own.tolist())
-            bases.append(
-                pd.DataFrame({"sample": own.numpy(), "base": _metric(metric, logits, right)})
+            right, ablated = loss.wanted(logits, inputs, own), []
+            parts["base"].append(every_entry("base", _metric(metric, logits, right), sample=own))
+            for layer, head in product(layers, heads):
+                stream = cache[names[layer]]
+                change = edit.zero(heads=head)
+                if means is not None:
+                    change = edit.patch(means[layer][None, : stream.shape[1]], heads=head)
+                hooks = [(full_name(_Z, layer), change)]
+                logits = from_layer(model, layer, stream, inputs, hooks)
+                ablated.append(_metric(metric, logits, right))
+            table = np.stack(ablated, axis=1)
+            parts["samples"].append(
+                every_entry("ablated", table, sample=own, layer=layers, head=heads)
             )
-            columns = []
-            for layer in layers:
-                for head in range(cfg.n_heads):
-                    without = partial(_without, mean=means[layer], head=head)
-                    hooks: list[Any] = [(full_name(_Z, layer), without)]
-                    # the layers below are those of the unchanged model
-                    start: dict[str, Any] = {"start_at_layer": layer} if shared else {}
-                    first = cache[names[layer]] if shared else inputs
-                    logits = model.run_with_hooks(first, fwd_hooks=hooks, **start)
-                    columns.append(_metric(metric, logits, right))
-            ablated = np.stack(columns, axis=1).reshape(len(own), len(layers), -1)
-            sample, layer, head = np.indices(ablated.shape).reshape(3, -1)
-            places = {"sample": own.numpy()[sample], "layer": layer, "head": head}
-            samples.append(pd.DataFrame(places | {"ablated": ablated.reshape(-1)}))
-    if not bases:  # no sample of the chunk can be decoded
-        return {}
-    both = {"samples": samples, "base": bases}
-    return {name: pd.concat(tables, ignore_index=True) for name, tables in both.items()}
+    return joined(parts)
 
 
-def _without(
-    z: Float[Tensor, "batch pos head d_head"], hook: object, mean: Tensor, head: int
-) -> Float[Tensor, "batch pos head d_head"]:
-    changed = z.clone()
-    changed[:, :, head] = mean[: z.shape[1], min(head, mean.shape[1] - 1)]
-    return changed
-
-
-def _metric(metric: str, logits: Any, wanted: Tensor) -> Float[np.ndarray, "sample"]:
-    if metric == "loss":
-        return losses(logits, wanted).double().cpu().numpy()
-    if logits.ndim == 3:  # for a window: the share of tokens whose next token is predicted
-        right = (logits[:, :-1].argmax(dim=-1) == wanted[:, 1:]).double().mean(dim=-1)
-    else:
-        right = (logits.argmax(dim=-1) == wanted).double()
-    return right.cpu().numpy()
+def _metric(metric: str, logits: Tensor, wanted: Tensor) -> Float[np.ndarray, "sample"]:
+    score = losses if metric == "loss" else hits
+    return score(logits, wanted).double().cpu().numpy()

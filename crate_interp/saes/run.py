@@ -6,25 +6,25 @@ and measures the loss.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import numpy as np
 import pandas as pd
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from crate_interp.circuits.atlases.atom_effects import loss_on
 from crate_interp.core import checks
 from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.measures.checks import all_finite, in_full_precision
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.language import next_token_loss
+from crate_interp.models.text.losses import next_token_loss
+from crate_interp.questions.answers import Loss, check_logits, loss_on, losses, true_loss
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk
+from crate_interp.questions.edited_runs import joined
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.questions.provenance import digest_of_labels
 from crate_interp.results.result import Merge, by
@@ -40,9 +40,9 @@ from crate_interp.saes.coders import (
     matched,
 )
 from crate_interp.saes.result import MEAN, PCA, RANDOM, SAE, ZERO, SaeResult
-from crate_interp.surgeries.answers import check_answers, classes_of
 from crate_interp.sweeps.moments import added, from_bytes, to_bytes
 
+_KINDS = {"tokens": "next token", "labels": "labels", "answers": "kl"}  # keys of result.LOSSES
 _WHOLE = (SAE, RANDOM)  # coders that read the activation; PCA and constants read `vectors_of`
 _SUMS = ("tokens", "active", "error", "variance", "cosine")
 Key = tuple[str, str]  # (point, name of the coder)
@@ -84,16 +84,14 @@ def evaluate(
 class EvaluateSaes(Question):
     """The question of `evaluate`.
 
-    kind: of the loss, a key of LOSSES. classes `[n]`, mask `[n, pos]`: of all samples, or None.
-    first: the number of the first sample.
+    loss: of the samples. mask `[n, pos]`: of all samples, the first of which has number `first`.
     """
 
     saes: Mapping[str, Coder]
     seed: int
     labels: Sequence[object] | None = None
     attention_mask: Tensor | None = None
-    kind: str = ""
-    classes: Tensor | None = None
+    loss: Loss = field(default=cast(Loss, None), repr=False)
     mask: Tensor | None = None
     first: int = 0
     result = SaeResult
@@ -101,32 +99,28 @@ class EvaluateSaes(Question):
     def settled(self, model: HookedModel, samples: Samples) -> "EvaluateSaes":
         """Refuses what cannot be asked, and fills in what model and samples decide."""
         checks.count("seed", self.seed, least=0)
-        check_answers(model, "an evaluation of autoencoders")
+        check_logits(model, "an evaluation of autoencoders")
         check_saes(model, self.saes)
-        loss, classes = loss_on(model, samples), None  # raises for windows of a single token
-        if model.unit == "windows" or self.labels is not None:
-            classes = classes_of(model, samples, self.labels)
-        elif loss.classes is not None:
-            classes = loss.classes.to(model.cfg.device)
-        kind = "next token" if model.unit == "windows" else "kl" if classes is None else "labels"
+        given = self.labels is not None
+        loss = true_loss(model, samples, self.labels) if given else loss_on(model, samples)
         mask = _checked_mask(model, samples, self.attention_mask)
-        return replace(self, kind=kind, classes=classes, mask=mask, first=samples.start)
+        return replace(self, loss=loss, mask=mask, first=samples.start)
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
         """Returns what run.json and meta record of the question."""
         names = {point: type(sae).__name__ for point, sae in self.saes.items()}
-        return {"settings": {"saes": names, "loss": self.kind, "seed": self.seed}}
+        return {"settings": {"saes": names, "loss": _KINDS[self.loss.kind], "seed": self.seed}}
 
     def read(self) -> Mapping[str, object]:
         """Returns what else the numbers depend on, by name."""
         named = {f"the autoencoder at {point}": sae for point, sae in self.saes.items()}
-        labels, mask = map(digest_of_labels, (self.classes, self.mask))
+        labels, mask = map(digest_of_labels, (self.loss.classes, self.mask))
         return {**named, "labels": labels, "attention_mask": mask}
 
-    def part(self, values: Tensor | None, batch: Batch) -> Tensor | None:
-        """Returns the rows of classes or mask that belong to a batch."""
+    def masked(self, batch: Batch) -> Tensor | None:
+        """Returns the rows of the mask that belong to a batch."""
         start = batch.start - self.first
-        return None if values is None else values[start : start + len(batch.inputs)]
+        return None if self.mask is None else self.mask[start : start + len(batch.inputs)]
 
     def plan(self, run: Experiment) -> Plan:
         """Yields the passes, and returns the tables of the result."""
@@ -209,7 +203,7 @@ def _means(chunk: Chunk, question: EvaluateSaes) -> Tables:
         seen[point] = seen[point].merged(own) if point in seen else own
 
     for batch in chunk.batches():
-        keep = partial(add, mask=question.part(question.mask, batch))
+        keep = partial(add, mask=question.masked(batch))
         with torch.no_grad(), chunk.model.hooks([(point, keep) for point in question.saes]):
             chunk.model.full_forward(batch.inputs)
     for point, own in seen.items():
@@ -227,37 +221,35 @@ def _effects(
     moments: Mapping[str, baselines.Moments],
 ) -> Tables:
     """Runs the second pass: each coder's loss, and how well it reconstructs each token."""
-    model, clean_rows, rows = chunk.model, [], []
+    model, rows = chunk.model, {"clean": [], "samples": []}
     seen: dict[Key, Tensor] = {}  # the number of tokens at which each feature is active
     for batch in chunk.batches():
-        mask, classes = question.part(question.mask, batch), question.part(question.classes, batch)
-        loss = partial(_loss, question.kind, inputs=batch.inputs, classes=classes, mask=mask)
+        mask, numbers = question.masked(batch), range(batch.start, batch.last + 1)
         with torch.no_grad():
             clean: Any = model(batch.inputs)
-            clean_rows.append(_table(batch, loss=loss(clean, clean)))
+            wanted = question.loss.wanted(clean, batch.inputs, numbers)
+            loss = partial(_loss, question.loss.kind, clean=clean, wanted=wanted, mask=mask)
+            rows["clean"].append(_table(numbers, loss=loss(clean)))
             for place, (key, coder) in enumerate(coders.items()):
                 sums: dict[str, Tensor] = {}
                 whole = question.saes[key[0]], moments[key[0]].mean
                 put = partial(_put, whole=whole, coder=coder, key=key, mask=mask, sums=sums)
-                logits: Any = model.run_with_hooks(batch.inputs, fwd_hooks=[(key[0], put)])
-                value = loss(logits, clean)
+                value = loss(model.run_with_hooks(batch.inputs, fwd_hooks=[(key[0], put)]))
                 if not all_finite(value):
                     raise ValueError(
                         f"the loss with {key[1]!r} at {key[0]}, samples {batch.start} to "
                         f"{batch.last}, is not finite: check the coder's weights."
                     )
                 seen[key] = seen.get(key, 0) + sums.pop("features")
-                table = _table(batch, loss=value, **sums)
-                rows.append(table.assign(point=key[0], coder=key[1], place=place))
-    if not rows:  # no sample of the chunk could be decoded
+                table = _table(numbers, loss=value, **sums)
+                rows["samples"].append(table.assign(point=key[0], coder=key[1], place=place))
+    tables = joined(rows)
+    if not tables:
         return {}
+    order = tables["samples"].sort_values(["place", "sample"], kind="stable", ignore_index=True)
     features = [(place, *key, to_bytes(seen[key])) for place, key in enumerate(coders)]
-    samples = pd.concat(rows, ignore_index=True)
-    return {
-        "clean": pd.concat(clean_rows, ignore_index=True),
-        "samples": samples.sort_values(["place", "sample"], kind="stable", ignore_index=True),
-        "features": pd.DataFrame(features, columns=["place", "point", "coder", "active"]),
-    }
+    features = pd.DataFrame(features, columns=["place", "point", "coder", "active"])
+    return tables | {"samples": order, "features": features}
 
 
 def _put(
@@ -300,25 +292,18 @@ def _put(
     return recons.reshape(x.shape)
 
 
-def _loss(
-    kind: str,
-    logits: Tensor,
-    clean: Tensor,
-    inputs: Tensor,
-    classes: Tensor | None,
-    mask: Tensor | None,
-) -> Tensor:
+def _loss(kind: str, logits: Tensor, clean: Tensor, wanted: Tensor, mask: Tensor | None) -> Tensor:
     """Returns the loss of each sample, in nats, in float64."""
-    if kind == "next token":
-        losses = next_token_loss(logits.double(), inputs, per_token=True)
-        weight = torch.ones_like(losses) if mask is None else mask[:, 1:].to(losses)
-        return (losses * weight).sum(dim=-1) / weight.sum(dim=-1)
-    if classes is not None:
-        return F.cross_entropy(logits.double(), classes, reduction="none")
-    own, other = clean.double().log_softmax(dim=-1), logits.double().log_softmax(dim=-1)
-    return (own.exp() * (own - other)).sum(dim=-1)
+    if kind == "answers":
+        own, other = clean.double().log_softmax(dim=-1), logits.double().log_softmax(dim=-1)
+        return (own.exp() * (own - other)).sum(dim=-1)
+    if mask is None:
+        return losses(logits.double(), wanted)
+    values = next_token_loss(logits.double(), wanted, per_token=True)
+    weight = mask[:, 1:].to(values)
+    return (values * weight).sum(dim=-1) / weight.sum(dim=-1)
 
 
-def _table(batch: Batch, **numbers: Tensor) -> pd.DataFrame:
-    values = {name: value.cpu().numpy() for name, value in numbers.items()}
-    return pd.DataFrame({"sample": np.arange(batch.start, batch.last + 1), **values})
+def _table(numbers: Sequence[int], **values: Tensor) -> pd.DataFrame:
+    cells = {name: value.cpu().numpy() for name, value in values.items()}
+    return pd.DataFrame({"sample": numbers, **cells})

@@ -11,35 +11,25 @@ from crate_interp.stats.contrasts import against_networks
 from crate_interp.stats.intervals import mean_interval, paired_shares
 
 ALL = -1  # the layer number of rows in which all layers take the step at once
-_SLOPES = [
-    "replacement", "layer", "slope", "slope_low", "slope_high", "random", "random_low",
-    "random_high", "falls", "better", "added", "added_low", "added_high", "n",
-]  # fmt: skip
-_MIXES = [
-    "replacement", "layer", "mix", "loss", "loss_change", "loss_low", "loss_high", "accuracy",
-    "accuracy_change", "accuracy_low", "accuracy_high", "change", "n",
-]  # fmt: skip
+_PLACE = ["replacement", "layer"]
 
 
 def _slopes(result: Result) -> pd.DataFrame:
-    keys, slopes = _wide(result, "samples", "slope", ["replacement", "layer"])
-    _, added = _wide(result, "samples", "added", ["replacement", "layer"])
-    samples = result.table("unchanged")["sample"]
+    keys, slopes = _wide(result, "samples", "slope", _PLACE)
+    _, added = _wide(result, "samples", "added", _PLACE)
+    samples, random = result.table("unchanged")["sample"], result.table("random")
     low, high = mean_interval(result.by_group(slopes, samples))
     added_low, added_high = mean_interval(result.by_group(added, samples))
-    random = result.table("random")
-    random["mean"] = random["slope"] / random["n"]
-    by_layer: Any = random.groupby(["replacement", "layer"])["mean"]
-    drawn = {key: means.to_numpy() for key, means in by_layer}
-    rows: list[tuple] = []
-    for place, key in enumerate(keys):
-        beside = _another(drawn[key])
-        mean, falls = slopes[:, place].mean(), bool(high[place] < 0)
-        better = falls and bool(mean < beside[1])
-        numbers = (mean, low[place], high[place], *beside, falls, better)
-        more = (added[:, place].mean(), added_low[place], added_high[place], len(slopes))
-        rows.append((*key, *numbers, *more))
-    return pd.DataFrame(rows, columns=_SLOPES)
+    drawn: Any = random.assign(mean=random["slope"] / random["n"]).groupby(_PLACE)["mean"]
+    null = np.array([_another(drawn.get_group(key).to_numpy()) for key in keys]).T
+    means, falls = np.array([own.mean() for own in slopes.T]), high < 0
+    return pd.DataFrame(keys, columns=_PLACE).assign(
+        slope=means, slope_low=low, slope_high=high,
+        random=null[0], random_low=null[1], random_high=null[2],
+        falls=falls, better=falls & (means < null[1]),
+        added=[own.mean() for own in added.T], added_low=added_low, added_high=added_high,
+        n=len(slopes),
+    )  # fmt: skip
 
 
 def _another(values: np.ndarray) -> tuple[float, float, float]:
@@ -53,24 +43,19 @@ def _another(values: np.ndarray) -> tuple[float, float, float]:
 
 
 def _mixes(result: Result) -> pd.DataFrame:
-    by_mix = ["replacement", "layer", "mix"]
-    keys, loss = _wide(result, "answers", "loss", by_mix)
-    if not keys:
-        return pd.DataFrame(columns=_MIXES)
-    _, right = _wide(result, "answers", "right", by_mix)
-    _, change = _wide(result, "answers", "change", by_mix)
-    own = result.table("unchanged")
-    parts: list[np.ndarray] = []
-    for values, name in ((loss, "loss"), (right, "right")):
+    own, columns = result.table("unchanged"), {}
+    for name, column in (("loss", "loss"), ("right", "accuracy")):
+        keys, values = _wide(result, "answers", name, [*_PLACE, "mix"])
         paired = values - own[name].to_numpy()[:, None]
         # a text has several answers
         flips = name == "right" and result.independent[1] == "images"
         of_groups = result.by_group(paired, own["sample"])
-        ends = paired_shares(paired).ends if flips else mean_interval(of_groups)
-        parts += [values.mean(axis=0), paired.mean(axis=0), *ends]
-    columns = np.stack([*parts, change.mean(axis=0)], axis=1)
-    rows = [(*key, *numbers, len(own)) for key, numbers in zip(keys, columns, strict=True)]
-    return pd.DataFrame(rows, columns=_MIXES)
+        low, high = paired_shares(paired).ends if flips else mean_interval(of_groups)
+        columns |= {column: values.mean(axis=0), f"{column}_change": paired.mean(axis=0)}
+        columns |= {f"{column}_low": low, f"{column}_high": high}
+    keys, change = _wide(result, "answers", "change", [*_PLACE, "mix"])
+    columns |= {"change": change.mean(axis=0), "n": len(own)}
+    return pd.DataFrame(keys, columns=[*_PLACE, "mix"]).assign(**columns)
 
 
 def _wide(
@@ -81,7 +66,7 @@ def _wide(
     order = {name: place for place, name in enumerate(result.meta["settings"]["replacements"])}
     # all layers at once come after the single layers
     keys = sorted(wide.columns, key=lambda key: (order[key[0]], key[1] % (2**31), *key[2:]))
-    return keys, wide[keys].to_numpy() if keys else np.zeros((len(wide), 0))
+    return keys, wide[keys].to_numpy() if keys else np.zeros((len(result.table("unchanged")), 0))
 
 
 class SurgeryResult(Result):

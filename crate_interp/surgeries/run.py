@@ -23,8 +23,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Unpack, cast
 
+import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from crate_hooks import full_name
@@ -35,11 +37,12 @@ from crate_interp.measures.checks import all_finite, in_full_precision
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hooked import HookedModel
+from crate_interp.questions.answers import Loss, check_logits, hits, losses, true_loss
 from crate_interp.questions.asking import Experiment, Perhaps, ask
-from crate_interp.questions.batches import Batch, Chunk
+from crate_interp.questions.batches import Batch, Chunk, last_point
+from crate_interp.questions.edited_runs import every_entry, joined, with_gradients
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.questions.provenance import digest_of_labels
-from crate_interp.surgeries import answers
 from crate_interp.surgeries.result import ALL, SurgeryResult
 from crate_interp.surgeries.steps import (
     Replacement,
@@ -51,6 +54,7 @@ from crate_interp.surgeries.steps import (
     visible_tokens,
 )
 
+_POINTS = {"hook_attn_out": 0, "mlp.hook_post": 1}  # each point's part of the seed
 DEFAULT: tuple[Replacement, ...] = ("gradient", "neumann", "plus", "minus", 4, "solution")
 
 
@@ -94,7 +98,7 @@ def surgery(
 
 @dataclass(frozen=True)
 class Surgery(Question):
-    """The question of `surgery`. steps, classes: of all samples, the first of number `first`."""
+    """The question of `surgery`. steps: those of the replacements. loss: of the samples."""
 
     replacements: Sequence[Replacement] | None
     mixes: Sequence[float]
@@ -103,29 +107,27 @@ class Surgery(Question):
     seed: int
     labels: Sequence[Any] | None = field(default=None, repr=False)
     steps: Sequence[Step] = field(default=(), repr=False)
-    classes: Tensor | None = field(default=None, repr=False)
-    first: int = field(default=0, repr=False)
+    loss: Loss = field(default=cast(Loss, None), repr=False)
     result = SurgeryResult
 
     def settled(self, model: HookedModel, samples: Samples) -> "Surgery":
         """Refuses what cannot be asked, and fills in what model and samples decide."""
         numbers: Any = {"eps": checks.positive("eps", self.eps)}
         numbers["seed"] = checks.count("seed", self.seed, least=0)
-        answers.check_answers(model)
+        check_logits(model, "surgery")
         check_gradients("surgery", model)
         steps = _steps(model, self.replacements)
         if not isinstance(self.mixes, (list, tuple)):
             raise ValueError(f"mixes={self.mixes!r}: give a list of numbers in [0, 1].")
         numbers["mixes"] = sorted({check_mix(mix) for mix in self.mixes})
         numbers["directions"] = checks.count("directions", self.directions, least=2)
-        numbers["classes"] = answers.classes_of(model, samples, self.labels)
+        numbers["loss"] = true_loss(model, samples, self.labels)
         names = [step.name for step in steps]
-        first = samples.start
-        return replace(self, replacements=names, steps=steps, first=first, labels=None, **numbers)
+        return replace(self, replacements=names, steps=steps, labels=None, **numbers)
 
     def read(self) -> Mapping[str, object]:
         """Returns what else the numbers depend on, by name."""
-        return {"labels": digest_of_labels(self.classes)}
+        return {"labels": digest_of_labels(self.loss.classes)}
 
     def plan(self, run: Experiment) -> Plan:
         """Yields the passes, and returns the tables of the result."""
@@ -134,20 +136,15 @@ class Surgery(Question):
 
 
 def _steps(model: HookedModel, replacements: Sequence[Replacement] | None) -> list[Step]:
-    blocks: list[Any] = list(model.blocks)
-    if replacements is None:
-        steps = [any_step(what) for what in DEFAULT]
-        fit = [step for step in steps if not any(step.lacking(block) for block in blocks)]
-        if fit:
-            return fit
-        replacements = DEFAULT[:1]  # the check says what it lacks
-    if not isinstance(replacements, (list, tuple)) or not replacements:
+    chosen, blocks = DEFAULT if replacements is None else replacements, range(len(model.blocks))
+    if not isinstance(chosen, (list, tuple)) or not chosen:
         raise ValueError(f"replacements={replacements!r}: give a list such as ['gradient', 4].")
-    steps = [any_step(what) for what in replacements]
-    if len({step.name for step in steps}) < len(steps):
-        raise ValueError(f"replacements={replacements!r} names a replacement twice: give it once.")
+    steps = [*{step.name: step for step in map(any_step, chosen)}.values()]
+    fit = [step for step in steps if not any(step.lacking(block) for block in model.blocks)]  # pyright: ignore
+    if replacements is None and fit:
+        return fit
     for step in steps:
-        check_step(model, step, range(len(blocks)))
+        check_step(model, step, blocks)
     return steps
 
 
@@ -161,19 +158,17 @@ def _of_chunk(chunk: Chunk, question: Surgery) -> Tables:
     if not n:  # no sample of the chunk could be decoded
         return {}
     if not question.mixes:
-        kinds: dict[str, Any] = {"sample": int, "replacement": str, "layer": int}
-        kinds |= dict.fromkeys(("mix", "loss", "right", "change"), float)
-        rows["answers"].append(pd.DataFrame(columns=[*kinds]).astype(kinds))
-    slopes = [
-        {"replacement": name, "layer": layer, "direction": direction, "slope": value, "n": n}
-        for (name, layer), sums in random.items()
-        for direction, value in enumerate(sums.tolist())
-    ]
-    tables = {name: pd.concat(parts, ignore_index=True) for name, parts in rows.items()}
+        none = dict.fromkeys(("mix", "loss", "right", "change"), 0.0)
+        rows["answers"].append(rows["samples"][0].iloc[:0, :3].assign(**none))
+    tables = joined(rows)
     for name in ("samples", "answers"):
         merge = SurgeryResult.STORED[name]  # merging sorts the rows
         tables[name] = merge(tables[name], tables[name].iloc[:0], {})
-    return tables | {"random": pd.DataFrame(slopes)}
+    slopes = [
+        every_entry("slope", sums, replacement=[name], layer=[at], direction=range(len(sums)))
+        for (name, at), sums in random.items()
+    ]
+    return tables | {"random": pd.concat(slopes, ignore_index=True).assign(n=n)}
 
 
 def _of_batch(
@@ -184,47 +179,60 @@ def _of_batch(
     random: dict[tuple[str, int], Tensor],
 ) -> None:
     """Adds the rows of a batch to tables, and the slopes along random directions to their sums."""
-    first, layers, classes = batch.start - question.first, range(len(model.blocks)), None
-    if question.classes is not None:
-        classes = question.classes[first : first + len(batch.inputs)]
-    base, seen, gradients = answers.unchanged(model, batch.inputs, classes, question.steps)
-    where, stream = f"samples {batch.start} to {batch.last}", base[2].double()
-    _check(base[0], f"the loss in {where}")
+    layers, numbers = range(len(model.blocks)), range(batch.start, batch.last + 1)
+    where = f"samples {batch.start} to {batch.last}"
 
-    def add(table: str, place: dict[str, Any], **numbers: Tensor) -> None:
-        values = {name: value.cpu().numpy() for name, value in numbers.items()}
-        samples = range(batch.start, batch.start + len(batch.inputs))
-        rows[table].append(pd.DataFrame({"sample": samples, **place, **values}))
+    def answers(logits: Tensor, what: str) -> tuple[Tensor, Tensor]:
+        wanted = question.loss.wanted(logits, batch.inputs, numbers)
+        loss = losses(logits.double(), wanted)
+        _check(loss, f"the loss {what}")
+        return loss, hits(logits, wanted)
+
+    def add(table: str, place: dict[str, Any], **numbers_: Tensor) -> None:
+        values = {name: value.detach().cpu().numpy() for name, value in numbers_.items()}
+        rows[table].append(pd.DataFrame({"sample": numbers, **place, **values}))
+
+    points = [point for step in question.steps for point in (step.point, *step.reads)]
+    names = [full_name(point, layer) for point in dict.fromkeys(points) for layer in layers]
+    targets = {full_name(step.point, layer) for step in question.steps for layer in layers}
+    end: dict[str, Tensor] = {}
+
+    def keep(tensor: Tensor, hook: Any) -> None:
+        end["stream"] = tensor.detach().double()
+
+    last = (last_point(model), keep)
+    with torch.enable_grad():
+        logits, acts = with_gradients(model, batch.inputs, names, [last])
+        loss, right = answers(logits, f"in {where}")
+        found = torch.autograd.grad(loss.sum(), [acts[name] for name in sorted(targets)])
+    gradients, stream = dict(zip(sorted(targets), found, strict=True)), end["stream"]
+    acts = {name: value.detach() for name, value in acts.items()}
 
     def add_answers(place: dict[str, Any], mix: float, hooks: list[Any]) -> None:
         with torch.no_grad():
-            loss, right, end = answers.answer(model, batch.inputs, classes, hooks)
-        _check(loss, f"the loss with {mix} of {place['replacement']!r}")
+            logits: Any = model.run_with_hooks(batch.inputs, fwd_hooks=[*hooks, last])
+        loss, right = answers(logits, f"with {mix} of {place['replacement']!r}")
         away, length = (
-            torch.linalg.vector_norm(x, dim=(1, 2)) for x in (end.double() - stream, stream)
+            torch.linalg.vector_norm(x, dim=(1, 2)) for x in (end["stream"] - stream, stream)
         )
         add("answers", place | {"mix": mix}, loss=loss, right=right, change=away / length)
 
-    add("unchanged", {}, loss=base[0], right=base[1])
+    add("unchanged", {}, loss=loss, right=right)
     for step in question.steps:
         total: list[Tensor] = []
         for layer in layers:
             place, name = {"replacement": step.name, "layer": layer}, full_name(step.point, layer)
-            own, gradient, block = seen[name], gradients[name], model.blocks[layer]
-            acts = {point: seen[full_name(point, layer)] for point in step.reads}
+            own, gradient, block = acts[name], gradients[name], model.blocks[layer]
+            read = {point: acts[full_name(point, layer)] for point in (step.point, *step.reads)}
             visible = visible_tokens(model, layer, own.shape[1])
             with torch.no_grad():
-                new = step.make(cast(Any, block), acts | {step.point: own}, visible, question.eps)
-            new = new.to(own)
+                new = step.make(cast(Any, block), read, visible, question.eps).to(own)
             _check(new, f"{step.name!r} in layer {layer}, {where}")
             products = [gradient.double() * part.double() for part in (new - own, new)]
             total.append(torch.stack([product.sum(dim=(1, 2)) for product in products]))
             add("samples", place, slope=total[-1][0], added=total[-1][1])
-            turns = answers.random_turns(
-                step, layer, own.shape[-1], question.directions, question.seed
-            )
-            order, signs = (part.to(own.device) for part in turns)
-            sums = answers.random_slopes(gradient, new - own, (order, signs)).cpu()
+            turns = random_turns(step, layer, own.shape[-1], question.directions, question.seed)
+            sums = random_slopes(gradient, new - own, turns).cpu()
             random[step.name, layer] = random.get((step.name, layer), 0.0) + sums
             for mix in question.mixes:
                 put = (name, lambda tensor, hook, new=new, mix=mix: torch.lerp(tensor, new, mix))
@@ -235,10 +243,41 @@ def _of_batch(
         together = sum(random[step.name, layer] for layer in layers)
         random[step.name, ALL] = torch.as_tensor(together)
         for mix in question.mixes:
-            hooks = replacement_hooks(model, [step], layers, mix, question.eps)
-            add_answers(place, mix, hooks)
+            add_answers(place, mix, replacement_hooks(model, [step], layers, mix, question.eps))
 
 
 def _check(values: Tensor, what: str) -> None:
     if not all_finite(values):
         raise ValueError(f"{what} is not finite: check the weights, or leave out this step.")
+
+
+def random_slopes(
+    gradient: Float[Tensor, "batch pos width"],
+    change: Float[Tensor, "batch pos width"],
+    turns: tuple[Tensor, Tensor],
+) -> Float[Tensor, "direction"]:
+    """Returns the slopes along randomly permuted changes, summed over the batch, in float64.
+
+    A random turn replaces entry j of each token's change by signs[j] times entry order[j]. With M =
+    sum change^T gradient `[width, width]` the slope is `sum_j signs_j M[order_j, j]`.
+    """
+    order, signs = (turn.to(change.device) for turn in turns)  # each is [direction, width]
+    products = change.double().flatten(0, 1).T @ gradient.double().flatten(0, 1)
+    columns = torch.arange(order.shape[1], device=order.device)
+    return (signs * products[order, columns]).sum(dim=-1)
+
+
+def random_turns(
+    step: Step, layer: int, width: int, directions: int, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Returns random orders and signs, `[direction, width]` each.
+
+    They depend only on the seed, the layer and the point, not on samples or the step.
+    """
+    drawn = [
+        np.random.default_rng([seed, _POINTS[step.point], layer, direction])
+        for direction in range(directions)
+    ]
+    order = np.stack([one.permutation(width) for one in drawn])
+    signs = np.stack([one.choice([-1.0, 1.0], width) for one in drawn])
+    return torch.from_numpy(order), torch.from_numpy(signs)

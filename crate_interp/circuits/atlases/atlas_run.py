@@ -9,7 +9,6 @@ import pandas as pd
 import torch
 
 from crate_interp.circuits.atlases import atom_effects
-from crate_interp.circuits.atlases.atom_effects import Loss, check_logits, effect_sums, loss_on
 from crate_interp.circuits.atlases.atom_logits import directions, logit_effects, named
 from crate_interp.circuits.atlases.excerpts import excerpts
 from crate_interp.core import checks
@@ -20,6 +19,7 @@ from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hook_points import check_atoms
 from crate_interp.models.hooked import HookedModel
+from crate_interp.questions.answers import Loss, check_logits, loss_on
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Chunk, check_one_length
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
@@ -263,7 +263,7 @@ class MakeAtlas(Question):
 
     def plan(self, run: Experiment) -> Plan:
         """Yields the passes, and returns the tables of the result."""
-        effects = partial(effect_sums, loss=self.loss)
+        effects = partial(atom_effects.effect_sums, loss=self.loss)
         steps = [
             Atoms(self.top).passes(run.model),
             Pass("effects", effects, {"effects": Atlas.STORED["effects"]}),

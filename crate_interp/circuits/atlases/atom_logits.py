@@ -16,6 +16,7 @@ from crate_interp.data import Samples
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.layers.norm import HookedLayerNorm
 from crate_interp.probes.layer_reading import dictionary
+from crate_interp.questions.edited_runs import every_entry, pieces, with_gradients
 from crate_interp.stats.intervals import interval_of_sums, signs
 
 NAMED = 3  # how many classes or tokens, and how many near atoms, are listed for each atom
@@ -51,14 +52,13 @@ def directions(model: HookedModel) -> pd.DataFrame:
     layers, width = len(model.blocks), model.cfg.d_mlp
     raises, lowers = _logits(model) if model.cfg.residual else ([""] * layers * width,) * 2
     nearest, cosines = _nearest(model)
-    layer, atom = np.indices((layers, width)).reshape(2, -1)
-    table = pd.DataFrame({"layer": layer, "atom": atom, "raises": raises, "lowers": lowers})
-    return table.assign(nearest=nearest, nearest_cosine=cosines)
+    table = every_entry("raises", raises, layer=range(layers), atom=range(width))
+    return table.assign(lowers=lowers, nearest=nearest, nearest_cosine=cosines)
 
 
 def _logits(model: Any) -> tuple[list[str], list[str]]:
     """Returns the names of the logits that each atom raises most and lowers most."""
-    names, read = answer_names(model), model.W_U
+    names, read = np.array(answer_names(model), dtype=object), model.W_U
     if isinstance(model.ln_final, HookedLayerNorm):
         read = model.ln_final.weight[:, None] * read
         read = read - read.mean(dim=0, keepdim=True)
@@ -66,42 +66,36 @@ def _logits(model: Any) -> tuple[list[str], list[str]]:
     for block, gain in zip(model.blocks, residual_gains(model)[0], strict=True):
         moved = gain * block.mlp.written() @ read  # [atom, logit]
         moved = moved - moved.mean(dim=1, keepdim=True)
-        count = min(NAMED, moved.shape[1])
-        for sign, texts in ((1, raises), (-1, lowers)):
-            best = (sign * moved).topk(count, dim=1)
-            rows = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-            for values, places in rows:
-                pairs = zip(values, places, strict=True)
-                words = [f"{names[place]!r} {sign * value:+.2g}" for value, place in pairs]
-                texts.append(", ".join(words))
+        for largest, texts in ((True, raises), (False, lowers)):
+            best = moved.topk(min(NAMED, moved.shape[1]), dim=1, largest=largest)
+            for values, places in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+                pairs = zip(names[places], values, strict=True)
+                texts.append(", ".join(f"{name!r} {value:+.2g}" for name, value in pairs))
     return raises, lowers
 
 
 def _nearest(model: Any) -> tuple[list[str], list[float]]:
     """Returns, for each atom, the nearest atoms of other layers as text, and the largest cosine."""
-    bases = [dictionary(block) for block in model.blocks]
+    bases, width = [dictionary(block) for block in model.blocks], model.cfg.d_mlp
     unit = [None if d is None else F.normalize(d.detach().float(), dim=0) for d in bases]
     names: list[str] = []
     cosines: list[float] = []
     for layer, mine in enumerate(unit):
         others = [(other, d) for other, d in enumerate(unit) if other != layer and d is not None]
         if mine is None or not others:
-            names += [""] * model.cfg.d_mlp
-            cosines += [np.nan] * model.cfg.d_mlp
+            names += [""] * width
+            cosines += [np.nan] * width
             continue
         # the nearest of each layer are found first, so that memory never holds all pairs of atoms
-        best = [(mine.T @ d).topk(min(NAMED, d.shape[1]), dim=1) for _, d in others]
-        values = torch.cat([top.values for top in best], dim=1)
-        numbers = zip(others, best, strict=True)
-        layers = [torch.full_like(top.indices, other) for (other, _), top in numbers]
-        layers = torch.cat(layers, dim=1)
-        places = torch.cat([top.indices for top in best], dim=1)
+        best = [(other * width, (mine.T @ d).topk(min(NAMED, width), dim=1)) for other, d in others]
+        values = torch.cat([top.values for _, top in best], dim=1)
+        places = torch.cat([start + top.indices for start, top in best], dim=1)
         top = values.topk(min(NAMED, values.shape[1]), dim=1)
-        for row, order in enumerate(top.indices.tolist()):
-            near = [(layers[row, at], places[row, at], values[row, at]) for at in order]
-            names.append(
-                ", ".join(f"L{int(number)}A{int(atom)} {value:.2f}" for number, atom, value in near)
-            )
+        numbers = places.gather(1, top.indices).tolist()
+        for atoms, near in zip(numbers, top.values.tolist(), strict=True):
+            pairs = zip(atoms, near, strict=True)
+            words = [f"L{atom // width}A{atom % width} {value:.2f}" for atom, value in pairs]
+            names.append(", ".join(words))
         cosines += top.values[:, 0].tolist()
     return names, cosines
 
@@ -122,31 +116,28 @@ def logit_effects(
     if inputs is None:
         return pd.DataFrame({name: [] for name in COLUMNS})
     net: Any = model
-    count, size = net.W_U.shape[1], atom_effects.at_once(model, inputs)
-    chosen = list(range(count))
+    count = net.W_U.shape[1]
+    chosen, sums = torch.arange(count), atom_effects.EffectSums(samples)
     if count > MANY:
         answers = torch.zeros(count, dtype=torch.long)
         with torch.no_grad():
-            for piece in inputs.split(size):
+            for piece, _ in pieces(model, inputs, numbers):
                 answers += net(piece).argmax(dim=-1).flatten().cpu().bincount(minlength=count)
-        chosen = sorted(answers.topk(FEW).indices.tolist())
-    sums = atom_effects.EffectSums(samples)
-    for start, piece in zip(range(0, len(inputs), size), inputs.split(size), strict=True):
-        found = []
+        chosen = answers.topk(FEW).indices.sort().values
+    for piece, own in pieces(model, inputs, numbers):
         with torch.enable_grad():
-            codes, logits = atom_effects.codes_and_logits(model, piece)
+            logits, codes = with_gradients(model, piece, atom_effects.code_points(model))
             centred = logits - logits.mean(dim=-1, keepdim=True)
             centred = centred.mean(dim=1) if centred.ndim == 3 else centred
-            for place in chosen:
-                gradients = torch.autograd.grad(centred[:, place].sum(), codes, retain_graph=True)
-                found.append(atom_effects.sums_over_tokens(codes, gradients))
-        effects = torch.stack(found, dim=1)  # [batch, logit, layer, atom]
-        sums.add(effects, numbers[start : start + size])
-    names = answer_names(model)
-    logit, layer, atom = np.indices(sums.total.shape).reshape(3, -1)
-    name = np.array([names[one] for one in chosen], dtype=object)[logit]
-    table = pd.DataFrame({"layer": layer, "atom": atom, "logit": np.array(chosen)[logit]})
-    return table.assign(name=name, n=len(inputs), **sums.columns())
+            effects = [
+                atom_effects.code_times_gradient(centred[:, place].sum(), codes.values(), True)
+                for place in chosen
+            ]
+        sums.add(torch.stack(effects, dim=1), own)  # [batch, logit, layer, atom]
+    table: Any = sums.table("logit", "layer", "atom", n=len(inputs))
+    names = np.array(answer_names(model), dtype=object)
+    logit = chosen.numpy()[table["logit"]]
+    return table.assign(logit=logit, name=names[logit])[[*COLUMNS, *table.columns[6:]]]
 
 
 def named(table: pd.DataFrame) -> pd.DataFrame:

@@ -5,9 +5,8 @@ node's pre-threshold value with respect to a code is that of all paths that pass
 code.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from crate_hooks import full_name
 from crate_interp.circuits.graphs.question import Question
 from crate_interp.models.hooked import HookedModel
+from crate_interp.questions.edited_runs import Hook, pushed, with_gradients
 
 CODE, PRE, Z = "mlp.hook_post", "mlp.hook_pre", "attn.hook_z"
 FREEZABLE = ("pattern", "norm")
@@ -29,7 +29,6 @@ _PATTERNS = {
 _FIRST_NORM = full_name("ln1.hook_scale", 0)
 _NORMS = ("ln1.hook_scale", "ln2.hook_scale")
 _BYTES = 2**28  # of the gradients of several nodes at once
-Hook = tuple[str, Callable[..., Any]]
 
 
 @dataclass(frozen=True)
@@ -101,30 +100,23 @@ def values(
     model: HookedModel, sample: Tensor, question: Question, freeze: Sequence[str]
 ) -> Explained:
     """Returns the values of a sample and the derivatives of the target; takes two forwards."""
-    kept: dict[str, list[Tensor]] = {CODE: [], PRE: [], "hook_resid_post": []}
-    start: list[Tensor] = []
-
-    def note(value: Tensor, hook: Any, kind: str) -> None:
-        kept[kind].append(value)
-
-    def leaf(value: Tensor, hook: Any) -> Tensor:
-        start.append(value.detach().requires_grad_())
-        return start[0]
-
-    layers = range(model.cfg.n_layers)
-    hooks: list[Hook] = [(embedding_point(model), leaf), *detaching(model, freeze)]
-    hooks += [(full_name(kind, n), partial(note, kind=kind)) for kind in kept for n in layers]
+    start, layers = embedding_point(model), range(model.cfg.n_layers)
+    codes, before, streams = (
+        [full_name(kind, layer) for layer in layers] for kind in (CODE, PRE, "hook_resid_post")
+    )
+    points = [start, *codes, *before]
     with torch.enable_grad():
-        logits = model.run_with_hooks(sample, fwd_hooks=hooks)
+        hooks = detaching(model, freeze)
+        logits, acts = with_gradients(model, sample, [*points, *streams], hooks)
         target = question.of(logits)[0]
-        wanted = [*kept[CODE], *kept[PRE], start[0]]
-        slopes = [one[0] for one in torch.autograd.grad(target, wanted)]
-    n = len(layers)
-    plain = {kind: [one[0].detach() for one in found] for kind, found in kept.items()}
+        found = torch.autograd.grad(target, [acts[name] for name in points])
+    values = {name: one[0].detach() for name, one in acts.items()}
+    slopes = dict(zip(points, (one[0] for one in found), strict=True))
     return Explained(
         model, sample, question, freeze, float(target.detach()), question.at(logits)[0].detach(),
-        plain[CODE], plain[PRE],
-        plain["hook_resid_post"], start[0][0].detach(), slopes[:n], slopes[n : 2 * n], slopes[-1],
+        [values[name] for name in codes], [values[name] for name in before],
+        [values[name] for name in streams], values[start],
+        [slopes[name] for name in codes], [slopes[name] for name in before], slopes[start],
     )  # fmt: skip
 
 
@@ -136,26 +128,22 @@ class CutPass:
         # a code that replaces the stream: every path passes through each layer
         self.strict = not model.cfg.residual
         self.codes: list[Tensor] = []
-        self.before: list[Tensor] = []
-        self.heads: list[Tensor] = []
-        embedded: list[Tensor] = []
 
-        def leaf(value: Tensor, hook: Any, into: list[Tensor]) -> Tensor:
-            into.append(value.detach().requires_grad_())
-            return into[-1]
+        def cut(code: Tensor, hook: Any) -> Tensor:
+            self.codes.append(code.detach().requires_grad_())
+            return self.codes[-1]
 
-        def note(value: Tensor, hook: Any, into: list[Tensor]) -> None:
-            into.append(value)
-
-        hooks: list[Hook] = [(embedding_point(model), partial(leaf, into=embedded))]
-        hooks += detaching(model, case.freeze)
-        lists = ((PRE, note, self.before), (CODE, leaf, self.codes), (Z, note, self.heads))
-        for kind, keep, into in lists:
-            names = [full_name(kind, layer) for layer in range(model.cfg.n_layers)]
-            hooks += [(name, partial(keep, into=into)) for name in names]
+        codes, before, heads = (
+            [full_name(kind, layer) for layer in range(model.cfg.n_layers)]
+            for kind in (CODE, PRE, Z)
+        )
+        start = embedding_point(model)
+        hooks = [*detaching(model, case.freeze), *((name, cut) for name in codes)]
         with torch.enable_grad():
-            self.target = case.question.of(model.run_with_hooks(case.sample, fwd_hooks=hooks))
-        self.embedded = embedded[0]
+            logits, acts = with_gradients(model, case.sample, [start, *before, *heads], hooks)
+            self.target = case.question.of(logits)
+        self.embedded = acts[start]
+        self.before, self.heads = [acts[name] for name in before], [acts[name] for name in heads]
 
     def sources(self, layer: int) -> list[int]:
         """Returns the layers whose codes a layer's nodes read; -1 stands for the embeddings.
@@ -248,18 +236,5 @@ def through_heads(
             model.run_with_hooks(
                 copies, start_at_layer=layer, stop_at_layer=layer + 1, fwd_hooks=hooks
             )
-            found.append(pushed(heads[0], [copies], [change]))
+            found.append(pushed(heads[0], [copies], [change])[0])
     return torch.cat(found)
-
-
-def pushed(output: Tensor, inputs: Sequence[Tensor], changes: Sequence[Tensor]) -> Tensor:
-    """Returns how an output changes with its inputs, to first order: the derivative times changes.
-
-    The derivative of a backward pass with respect to its seed. torch's forward mode would do it in
-    one pass, but first compiles decompositions with torch.jit, which takes seconds and is
-    deprecated.
-    """
-    seed = torch.zeros_like(output, requires_grad=True)
-    slopes = torch.autograd.grad(output, inputs, seed, create_graph=True)
-    total = sum((one * change).sum() for one, change in zip(slopes, changes, strict=True))
-    return torch.autograd.grad(total, seed)[0]  # pyright: ignore

@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_interp.circuits.atlases.atom_effects import check_logits
 from crate_interp.core import checks
 from crate_interp.core.files import digest_of_bytes
 from crate_interp.models.hook_points import check_atoms
 from crate_interp.models.hooked import HookedModel
+from crate_interp.questions.answers import check_logits
 from crate_interp.questions.batches import check_model as check_hooked_model
 
 Target = int | str | tuple[int | str, int | str] | None

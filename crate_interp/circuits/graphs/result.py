@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from crate_interp.circuits.graphs.question import Question, one_sample, read_part, sample_digest
-from crate_interp.circuits.graphs.steering import Steering, changes, steered, steering_hooks
+from crate_interp.circuits.graphs.steering import Steering, steered, steering_hooks
 from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import plain
 from crate_interp.measures.checks import in_full_precision
@@ -253,12 +253,12 @@ class AttributionGraph(Result):
             raise ValueError("inputs are not the sample of this graph: give that sample.")
         check_gradients("steer", network)
         names = self.table("answers")["name"].tolist()
-        edited = changes(edits, how, self.meta["settings"]["shape"])
-        return steered(network, sample, question, edited, names)
+        hooks = self.hooks(edits, how=how)
+        return steered(network, sample, question, hooks, names)
 
     def hooks(self, edits: Mapping[str, float | int], *, how: str = "scale") -> list[Any]:
         """Returns the hooks of the same edits, for `model.hooks(fwd_hooks=...)`."""
-        return steering_hooks(changes(edits, how, self.meta["settings"]["shape"]))
+        return steering_hooks(edits, how, self.meta["settings"]["shape"])
 
     def to_circuit_tracer(self, path: str | Path) -> Path:
         """Writes the graph as JSON that circuit-tracer's page reads, and returns the path.

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from crate_interp.circuits.graphs.derivatives import CutPass, Explained, through_heads
-from crate_interp.circuits.head_ablation import may_share
+from crate_interp.questions.edited_runs import may_share
 
 # The effects of a node are kept for so many sources of each layer, those with the largest
 # attribution; the others count in its total. All nodes of a small network are fewer.

@@ -11,32 +11,31 @@ import torch
 from torch import Tensor
 
 from crate_hooks import full_name
-from crate_interp.circuits.graphs.derivatives import CODE, Hook, pushed
+from crate_interp.circuits.graphs.derivatives import CODE
 from crate_interp.circuits.graphs.question import Question
 from crate_interp.core import checks
 from crate_interp.core.safe_text import notebook_view, table_in_html
 from crate_interp.models.hooked import HookedModel
+from crate_interp.questions.edited_runs import Hook, pushed
 
 _NODE = re.compile(r"L(\d+)A(\d+)(?:@(\d+))?")
-Changes = Mapping[int, Callable[[Tensor], Tensor]]  # layer -> what edits its code
+_WAYS = {"scale": torch.mul, "set": torch.full_like, "add": torch.add}  # (code, amount) -> code
 
 
-def changes(edits: Mapping[str, float | int], how: str, shape: Sequence[int]) -> Changes:
-    """Returns the edits that a mapping names: {"L2A17@5": 0} or, at every token, {"L2A17": 0}.
+def steering_hooks(edits: Mapping[str, float | int], how: str, shape: Sequence[int]) -> list[Hook]:
+    """Returns hooks that make the edits {"L2A17@5": 0} or, at every token, {"L2A17": 0}.
 
     shape: how many layers, tokens and atoms there are. Raises ValueError for other names, for nodes
     that do not exist, and for amounts that are no finite number.
     """
-    checks.one_of("how", how, ("scale", "set", "add"))
+    checks.one_of("how", how, tuple(_WAYS))
     if not isinstance(edits, Mapping) or not edits:
         raise ValueError(f'edits is {checks.shown(edits)}: give nodes, such as {{"L2A17@5": 0}}.')
     layers, tokens, atoms = shape
     places: dict[int, list[tuple[int | slice, int, float]]] = {}
     for name, amount in edits.items():
         match = _NODE.fullmatch(str(name))
-        layer, atom, pos = (
-            (int(number or 0) for number in match.groups()) if match else [layers] * 3
-        )
+        layer, atom, pos = (int(number or 0) for number in match.groups()) if match else shape
         if match is None or layer >= layers or atom >= atoms or pos >= tokens:
             raise ValueError(
                 f"there is no code {checks.shown(name)} to steer: give a layer below {layers}, an "
@@ -47,28 +46,17 @@ def changes(edits: Mapping[str, float | int], how: str, shape: Sequence[int]) ->
             raise ValueError(f"{name}: {checks.shown(amount)} is no finite number to {how} it by.")
         where = slice(None) if match[3] is None else pos
         places.setdefault(layer, []).append((where, atom, float(amount)))
-    return {layer: partial(_edited, how=how, places=own) for layer, own in places.items()}
+
+    def edit(code: Tensor, hook: Any, own: list[tuple[int | slice, int, float]]) -> Tensor:
+        code = code.clone()
+        for pos, atom, amount in own:
+            code[:, pos, atom] = _WAYS[how](code[:, pos, atom], amount)
+        return code
+
+    return [(full_name(CODE, layer), partial(edit, own=own)) for layer, own in places.items()]
 
 
-def _edited(code: Tensor, how: str, places: list[tuple[int | slice, int, float]]) -> Tensor:
-    """Returns codes `[batch, pos, atom]` with edits made."""
-    code = code.clone()
-    for pos, atom, amount in places:
-        own = code[:, pos, atom]
-        changed = {"scale": own * amount, "set": torch.full_like(own, amount), "add": own + amount}
-        code[:, pos, atom] = changed[how]
-    return code
-
-
-def steering_hooks(edits: Changes) -> list[Hook]:
-    """Returns hooks that make the edits, for `model.hooks(fwd_hooks=...)`."""
-    return [
-        (full_name(CODE, layer), lambda code, hook, edit=edit: edit(code))
-        for layer, edit in edits.items()
-    ]
-
-
-def predicted(model: HookedModel, sample: Tensor, edits: Changes) -> Tensor:
+def predicted(model: HookedModel, sample: Tensor, edits: Sequence[Hook]) -> Tensor:
     """Returns how the logits change to first order, each node counted from its value in this run.
 
     One forward and two backwards give the change of all answers.
@@ -76,16 +64,14 @@ def predicted(model: HookedModel, sample: Tensor, edits: Changes) -> Tensor:
     shifts: list[Tensor] = []
     amounts: list[Tensor] = []
 
-    def shift(code: Tensor, hook: Any, edit: Callable[[Tensor], Tensor]) -> Tensor:
-        amounts.append(edit(code.detach()) - code.detach())
+    def shift(code: Tensor, hook: Any, edit: Callable[..., Tensor]) -> Tensor:
+        amounts.append(edit(code.detach(), hook) - code.detach())
         shifts.append(torch.zeros_like(code, requires_grad=True))
         return code + shifts[-1]
 
-    hooks: list[Hook] = [
-        (full_name(CODE, layer), partial(shift, edit=edit)) for layer, edit in edits.items()
-    ]
+    hooks = [(name, partial(shift, edit=edit)) for name, edit in edits]
     with torch.enable_grad():
-        return pushed(model.run_with_hooks(sample, fwd_hooks=hooks), shifts, amounts)
+        return pushed(model.run_with_hooks(sample, fwd_hooks=hooks), shifts, amounts)[0]
 
 
 @dataclass(frozen=True)
@@ -121,12 +107,16 @@ class Steering:
 
 
 def steered(
-    model: HookedModel, sample: Tensor, question: Question, edits: Changes, names: Sequence[str]
+    model: HookedModel,
+    sample: Tensor,
+    question: Question,
+    edits: Sequence[Hook],
+    names: Sequence[str],
 ) -> Steering:
     """Returns what the edits do: real forwards before and after, and the prediction."""
     with torch.no_grad():
         before = model(sample)
-        after = model.run_with_hooks(sample, fwd_hooks=steering_hooks(edits))
+        after = model.run_with_hooks(sample, fwd_hooks=[*edits])
     runs = {"before": before, "after": after, "predicted": predicted(model, sample, edits)}
     ends = {name: float(question.of(logits)[0]) for name, logits in runs.items()}
     here = {name: question.at(logits)[0].double().cpu() for name, logits in runs.items()}

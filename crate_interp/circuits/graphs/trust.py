@@ -13,7 +13,7 @@ from torch import Tensor
 from crate_hooks import full_name
 from crate_interp.circuits.code_swaps import rotation
 from crate_interp.circuits.graphs.derivatives import CODE, Explained, directions, frozen_points
-from crate_interp.circuits.head_ablation import may_share
+from crate_interp.questions.edited_runs import may_share
 
 KEPT = (1, 3, 10, 30, 100, 300, 1000)  # nodes of each layer that are kept alone
 DRAWS, DRAWS_UNTRAINED = 100, 10  # of random nodes at each token, beside those of a graph

@@ -17,10 +17,10 @@ import pandas as pd
 from PIL import Image
 
 from crate_interp.circuits import Atlas
-from crate_interp.circuits.atlases.atom_effects import LOSSES
 from crate_interp.core.files import write_text
 from crate_interp.core.pictures import decoded
 from crate_interp.core.safe_text import cell, visible
+from crate_interp.questions.answers import LOSSES
 from crate_interp.stats.intervals import LEVEL
 from crate_interp.sweeps.atom_statistics import AtomResult
 from crate_interp.sweeps.atom_sums import OCTAVES, histograms

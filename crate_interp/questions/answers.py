@@ -1,0 +1,137 @@
+"""What the answers of a model are scored on: true classes, its own answers, or the next tokens."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from crate_interp.core import checks
+from crate_interp.data import Samples
+from crate_interp.models.hooked import HookedModel
+from crate_interp.models.text.losses import next_token_loss
+
+LOSSES = {  # kind -> the name of the loss on pages
+    "labels": "the cross-entropy with the true class",
+    "answers": "the cross-entropy with the class that the unchanged model answers",
+    "tokens": "the cross-entropy of the next token, mean over the window",
+}
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss, a number for each sample, in nats. Effects are changes of this loss.
+
+    kind: a key of LOSSES. classes: for kind "labels" only, the class of each sample; the first
+    class belongs to sample number `start`.
+    """
+
+    kind: str
+    classes: Tensor | None = None
+    start: int = 0
+
+    def wanted(self, logits: Tensor, inputs: Tensor, numbers: Sequence[int]) -> Int[Tensor, "..."]:
+        """Returns the right answers to some samples: classes `[batch]` or tokens `[batch, pos]`.
+
+        logits: the unchanged model's. numbers: the samples' numbers in the whole data set.
+        """
+        if self.kind == "tokens":
+            return inputs
+        if self.classes is None:
+            return logits.detach().argmax(dim=-1)
+        return self.classes[torch.as_tensor(numbers) - self.start].to(logits.device)
+
+
+def check_logits(model: HookedModel, what: str) -> None:
+    """Raises ValueError if a model has no answers, which `what` needs."""
+    tower = model.cfg.family in ("clipa-visual", "clipa-text")
+    if model.cfg.kind not in ("vision", "text") or tower or not model.has_logits:
+        raise ValueError(f"this {type(model).__name__} has no logits, which {what} needs.")
+
+
+def loss_on(model: HookedModel, samples: Samples) -> Loss:
+    """Returns the loss for a data set. It uses labels if every label is a class of the model.
+
+    Labels with names (folders, or a ClassLabel column) are matched by name. If the model's classes
+    have no names, a ClassLabel column is matched by number, provided that it has as many classes as
+    the model. Folders are never matched by number, because the numbers that they had in the
+    training are unknown. Labels that are numbers without names are matched by number. If a label
+    has no match, the loss is that of the model's answers.
+
+    Raises ValueError for windows of one token: they have no next token.
+    """
+    if model.cfg.kind == "text":
+        pos = samples.lengths or samples.read(samples.start, samples.start + 1).shape[1:]
+        if min(pos) < 2:
+            raise ValueError("the windows have one token, and the loss needs a next one: give two.")
+        return Loss("tokens")
+    net: Any = model
+    labels, names, count = samples.labels, model.cfg.labels, net.W_U.shape[1]
+    if not labels or None in labels:
+        return Loss("answers")
+    if samples.names is not None and not isinstance(labels[0], str):
+        if names is None and len(samples.names) != count:
+            return Loss("answers")
+        labels = labels if names is None else [samples.names[label] for label in labels]
+    # two classes of ImageNet are called crane: such a name does not identify a class
+    once = {name for name, times in Counter(names or ()).items() if times == 1}
+    numbers = {name: n for n, name in enumerate(names or ()) if name in once}
+    classes = [int(one) if checks.is_int(one) else numbers.get(one, -1) for one in labels]
+    if not all(0 <= one < count for one in classes):
+        return Loss("answers")
+    return Loss("labels", torch.tensor(classes), samples.start)
+
+
+def true_loss(model: HookedModel, samples: Samples, labels: Sequence[Any] | None = None) -> Loss:
+    """Returns the loss with true classes or next tokens. labels: in place of those of the samples.
+
+    Raises ValueError if labels are missing, fewer than the samples, or not classes of the model,
+    and for labels given to a language model.
+    """
+    if labels is not None:
+        if model.unit == "windows":
+            raise ValueError("a language model is scored on its next tokens: give no labels.")
+        given = getattr(labels, "tolist", lambda: list(labels))()
+        if len(given) < samples.n:
+            raise ValueError(f"there are {len(given)} labels for {samples.n} samples: give all.")
+        samples = replace(samples, labels=given[: samples.n], names=None)
+    loss = loss_on(model, samples)
+    if loss.kind != "answers":
+        return loss
+    net: Any = model
+    given, count = samples.labels, net.W_U.shape[1]
+    what = "labels are missing"
+    if given and None not in given:
+        if samples.names is not None and isinstance(given[0], int):
+            given = [samples.names[label] for label in given]
+        known = [*(model.cfg.labels or ()), *range(count)]
+        good = [known.count(label) == 1 and not isinstance(label, bool) for label in given]
+        wrong = next(
+            (label for label, is_class in zip(given, good, strict=True) if not is_class), given[0]
+        )
+        number = samples.start + given.index(wrong)
+        what = f"the label {checks.shown(wrong)} of sample {number} is not one class of the model"
+    raise ValueError(
+        f"the loss needs the true class of each image: {what}: give labels that are "
+        f"{checks.shown(model.cfg.labels or range(count))}, or load the model with labels=[...], "
+        f"{count} class names in the order of its outputs."
+    )
+
+
+def losses(logits: Tensor, wanted: Int[Tensor, "..."]) -> Float[Tensor, "batch"]:
+    """Returns the loss of each sample, in nats; for a window, the mean over its tokens."""
+    logits = logits.float() if logits.element_size() < 4 else logits
+    if logits.ndim == 3:
+        return next_token_loss(logits, wanted, per_token=True).mean(dim=1)
+    return F.cross_entropy(logits, wanted, reduction="none")
+
+
+def hits(logits: Tensor, wanted: Int[Tensor, "..."]) -> Float[Tensor, "batch"]:
+    """Returns 1 for a right answer, else 0; for a window, the share of right tokens."""
+    if logits.ndim == 3:
+        return (logits[:, :-1].argmax(dim=-1) == wanted[:, 1:]).double().mean(dim=-1)
+    return (logits.argmax(dim=-1) == wanted).double()
