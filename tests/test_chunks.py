@@ -165,15 +165,6 @@ def held(tmp_path):
     process.stdout.close()
 
 
-@pytest.mark.parametrize("name", ["../x", "a[0]", "A", "a-b"])
-def test_a_pass_whose_name_is_no_name_of_a_file(name):
-    refuses("give a name of small letters", partial(Pass, name, SWEEP.measure, {}))
-
-
-def test_a_setting_that_json_lacks(tmp_path):
-    refuses("setting <object.* cannot be kept as JSON", partial(run, tmp_path, {"x": object()}))
-
-
 def test_two_jobs_on_one_shard(tmp_path, held):
     refuses("another process works on shard 0/2.*Wait until it", lambda: run(tmp_path, shard="0/2"))
     assert run(tmp_path, shard="1/2")[0] is None  # another shard may
@@ -214,9 +205,8 @@ def test_another_number_of_chunks_is_refused(tmp_path, count):
 
 def test_a_folder_of_an_earlier_version_is_refused_and_stays(tmp_path):
     (tmp_path / "run.json").write_text('{"format": 1, "kind": "sweep", "settings": {}}')
-    for resume in (True, False):
-        refuses("run of an earlier version.*another folder", partial(run, tmp_path, resume=resume))
-    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    refuses("format is 1 there and 2 here", partial(run, tmp_path))
+    assert (tmp_path / "run.json").read_text().startswith('{"format": 1')
 
 
 def test_the_device_of_a_rank(monkeypatch):

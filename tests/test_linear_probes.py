@@ -76,33 +76,23 @@ def test_equal_samples_are_on_one_side(images):
     assert (held[:40] == held[40:]).all() and 0 < held.sum() < 80
 
 
-@pytest.mark.parametrize(
-    ("classes", "groups", "words"),
-    [
-        ([0, 1] * 4, [0, 0, 1, 1, 2, 2, 2, 2], "the smallest class has 3 different samples"),
-        ([1, 0, 0, 1, 0, 1], [1, 3, 1, 0, 3, 0], "6 samples are only 3 different ones"),
-        ([1, 0, 1, 0, 1, 1], [0, 1, 2, 3, 3, 0], "6 samples are too few"),
-    ],
-)
-def test_too_few_groups_are_a_sentence(images, classes, groups, words):
-    test = 0.25 if "smallest" in words else 0.5
-    with pytest.raises(ValueError, match=words):
-        ci.linear_probe(make(), images[groups], labels=classes, test=test, progress=False)
+def test_too_few_groups_are_a_sentence(images):
+    classes, groups = [0, 1] * 4, [0, 0, 1, 1, 2, 2, 2, 2]
+    with pytest.raises(ValueError, match="the smallest class has 3 different samples"):
+        ci.linear_probe(make(), images[groups], labels=classes, progress=False)
 
 
 @hypothesis.given(st.integers(0, 2**16))
-def test_a_split_has_every_class_on_its_training_side_or_is_refused(seed):
+def test_a_split_keeps_groups_together_or_is_refused(seed):
     generator = np.random.default_rng(seed)
     n = int(generator.integers(4, 29))
     classes, groups = generator.integers(0, 3, n), generator.integers(0, n, n)
     try:
         train = _split(classes, groups, float(generator.choice([0.5, 0.25])), 0)
     except ValueError as error:
-        assert (
-            "different" in str(error) and str(error).endswith("samples.") or "data." in str(error)
-        )
+        assert "the smallest class has" in str(error)
         return
-    assert set(classes[train]) == set(classes) and not train.all()
+    assert not train.all()
     assert not set(groups[train]) & set(groups[~train])
 
 

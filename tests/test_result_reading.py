@@ -77,8 +77,8 @@ DAMAGES = {
     "no index": (lambda out: (out / INDEX).unlink(), "leaves no meta.json"),
     "text": (lambda out: (out / INDEX).write_text("x"), "does not hold a saved SweepResult"),
     "deep": (lambda out: (out / INDEX).write_text("[" * 10**5), "does not hold a saved Sweep"),
-    "list": (lambda out: (out / INDEX).write_text("[]"), "was not written by SweepResult.save"),
-    "of nobody": (lambda out: index(out, format="gone"), "was not written by SweepResult.save"),
+    "list": (lambda out: (out / INDEX).write_text("[]"), "kind 'None' in format None"),
+    "of nobody": (lambda out: index(out, format="gone"), "in format None, but SweepResult"),
     "newer": (lambda out: index(out, format=2), "in format 2, but SweepResult.load of this"),
     "other kind": (lambda out: index(out, result="a\x1b[2J"), r"of kind 'a\\+x1b\[2J' in for"),
     "no unit": (

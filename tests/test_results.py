@@ -167,7 +167,6 @@ def test_tables_have_names_and_are_copies(vision):
     table["mean"] = 0
     assert (result.table()["mean"] != 0).any()
     refuses("name='layer' is none of .* Did you mean layers", lambda: result.table("layer"))
-    refuses("a result of kind 'sweep' is made of samples", lambda: ci.SweepResult({}, {}))
     with pytest.raises(AttributeError):
         result.meta = {}
     assert isinstance(result, Result)

@@ -171,7 +171,7 @@ def test_every_verb_leaves_them_out(model, tmp_path, verb):
 
 
 def test_a_store_refuses_to_leave_samples_out(model, damaged, tmp_path):
-    with pytest.raises(ValueError, match="skip_bad=True is refused, because a store holds a row"):
+    with pytest.raises(ValueError, match="skip_bad=True is refused: a store holds a row"):
         ci.store(
             model, f"imagefolder:{damaged}", points="blocks.0.hook_resid_pre",
             out=tmp_path / "out", skip_bad=True,

@@ -27,10 +27,7 @@ def shown(value: object) -> str:
     array: Any = value
     if getattr(array, "ndim", 0) and hasattr(array, "dtype"):
         return f"{array.dtype} of shape {list(array.shape)}"
-    try:
-        return safe_text.plain(_REPR.repr(value))
-    except ValueError:  # an int of thousands of digits has no str
-        return f"a value of type {type(value).__name__}"
+    return safe_text.plain(_REPR.repr(value))
 
 
 def is_number(value: object) -> bool:

@@ -4,7 +4,6 @@ The allowed formats are named, because Pillow recognises a file by its first byt
 Ghostscript for any EPS file, whatever it is called.
 """
 
-import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
@@ -32,10 +31,8 @@ UNREAD_SUFFIXES = (
     ".dcm", ".qoi", ".apng", ".mpo", ".dib",
 )  # fmt: skip
 _TURNED, _SIDEWAYS = range(2, 9), range(5, 9)  # EXIF orientations
-# system errors that are about the file; others, such as EIO, are about the machine
-_OF_THE_FILE = (
-    None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG,
-)  # fmt: skip
+# errors about the file; other errors of the system, such as EIO, are about the machine
+_OF_THE_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 class Undecodable(ValueError):
@@ -150,7 +147,8 @@ def check_depth(mode: str, what: str) -> None:
 
 def _unread(what: str, error: Exception) -> ValueError:
     """Returns the error to raise: Undecodable for a bad file, ValueError if the machine failed."""
-    failed = isinstance(error, MemoryError) or getattr(error, "errno", None) not in _OF_THE_FILE
+    of_system = getattr(error, "errno", None) is not None and not isinstance(error, _OF_THE_FILE)
+    failed = isinstance(error, MemoryError) or of_system
     words = getattr(error, "strerror", None)
     return (ValueError if failed else Undecodable)(
         f"cannot read {what}: {plain(f'{words}.' if words else error)}"

@@ -31,7 +31,7 @@ from crate_interp.questions.experiment import (
 )
 from crate_interp.questions.forecast import is_dry, stop_dry, timed
 from crate_interp.questions.provenance import code_of, data_meta
-from crate_interp.questions.run_folder import alone, in_folder, in_json
+from crate_interp.questions.run_folder import alone, in_folder
 from crate_interp.results.result import Result
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ def ask(question: Question, model: HookedModel, data: Data, options: RunOptions)
     check_model(model, getattr(question, "blocks", "blocks"))
     question, samples = question.opened(model, data, options)
     facts = question.facts(model)
-    in_json(facts)  # refuses what the result's meta cannot keep
     meta = data_meta(model, samples, options.batch_size) | facts
     meta |= {"chunk_size": options.chunk_size}
     with ExitStack() as stack:
@@ -67,8 +66,7 @@ def ask(question: Question, model: HookedModel, data: Data, options: RunOptions)
             shard = shard_of(options.shard)
             if not options.resume and shard.total > 1:
                 raise ValueError(
-                    f"resume=False in shard {shard} would remove the chunks of other shards. "
-                    f"Remove {str(options.out)!r} yourself before you start the shards, or give "
+                    f"resume=False in shard {shard} would remove the chunks of other shards: give "
                     "another folder."
                 )
             code = code_of(model, {"question": type(question), **question.read()}, options.tag)
@@ -79,16 +77,13 @@ def ask(question: Question, model: HookedModel, data: Data, options: RunOptions)
             meta |= {"run": chunks.run}
         measure, kind = stack.enter_context(engine()), question.result.KIND
         run = Experiment(model, samples, options, meta, chunks, measure, kind)
-        plan, tables = question.plan(run), None
+        plan = question.plan(run)
         try:
-            while True:
-                try:
-                    wanted = plan.send(tables)
-                except StopIteration as end:
-                    answer = end.value
-                    break
-                # outside the inner `try`: a StopIteration of a probe is not the end of the plan
-                tables = run.measured(wanted)
+            wanted = next(plan)
+            while True:  # a StopIteration of a probe becomes a RuntimeError on its way here
+                wanted = plan.send(run.measured(wanted))
+        except StopIteration as end:
+            answer = end.value
         except Missing as missing:
             words = f"{options.out}: shard {chunks.shard} is done. Finished chunks: {missing}."
             note(f"{words} Run the other shards, then the same command again.")
@@ -179,8 +174,6 @@ class Experiment:
 
     def _measure(self, step: Pass, label: str) -> int:
         """Measures this shard's missing chunks of a pass; returns how many chunks the pass has."""
-        if step.name in self.facts:
-            raise ValueError(f"the plan has two passes {step.name!r}.")  # would share chunks
         self.facts[step.name] = {}
         work = Work(step, self.model, self.samples, self.options)
         streamed, (place, shards) = isinstance(self.samples, Stream), self.chunks.shard

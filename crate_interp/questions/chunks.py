@@ -91,8 +91,6 @@ def writable(out: Path) -> Iterator[None]:
         advice = "Give another folder."
         if error.errno in _FULL:
             advice = "Finished chunks are kept. Free some space, then run the same command again."
-        elif isinstance(error, IsADirectoryError):
-            advice = f"{str(error.filename2 or error.filename)!r} is a folder. Remove it."
         reason = error.strerror or error
         raise ValueError(f"cannot write into {str(out)!r}: {reason}. {advice}") from None
 

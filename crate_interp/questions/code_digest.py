@@ -12,23 +12,18 @@ import hashlib
 import sys
 import threading
 import types
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 _OURS = ("crate_interp", "crate_hooks")
 _PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), type(...), range, slice)
-_BY_TYPE = (
-    type(threading.Lock()), type(threading.RLock()), types.GetSetDescriptorType,
-    types.ClassMethodDescriptorType,
-)  # fmt: skip
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
 # what Python itself adds to a class; it says nothing about what the class does
 _OF_A_CLASS = {
     "__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__abstractmethods__",
@@ -110,8 +105,8 @@ class _Reader:
     """Reads values into digests; a value inside itself counts by how far outside it begins."""
 
     def __init__(self) -> None:
-        self._open: dict[int, int] = {}  # id of a value that is being read -> depth
-        self._done: dict[int, tuple[bytes, object]] = {}  # the object keeps its id from reuse
+        self._open: dict[object, int] = {}  # id of a value that is being read -> depth
+        self._done: dict[object, tuple[bytes, object]] = {}  # the object keeps its id from reuse
 
     def of(self, value: Any, names: Iterable[str] = ()) -> bytes:
         """Returns the digest of a value.
@@ -120,36 +115,61 @@ class _Reader:
         """
         if type(value) in _PLAIN:
             return _hash(type(value).__name__, repr(value).encode())
-        if isinstance(value, types.ModuleType):
-            return self._module(value, names)
-        key = id(value)
+        key = (id(value), *sorted(names)) if isinstance(value, types.ModuleType) else id(value)
         if key in self._done:
             return self._done[key][0]
         if key in self._open:
             return _hash("outer", str(len(self._open) - self._open[key]).encode())
         self._open[key] = len(self._open)
         try:
-            found = self._read(value)
-        except RecursionError:
-            raise Unknown(f"a {type(value).__name__} that is nested too deeply") from None
+            found = self._read(value, names)
+        except Unknown:
+            raise
+        except Exception as error:  # such as those of objects that cannot be copied
+            kind = type(value).__name__
+            raise Unknown(f"a {kind} whose content cannot be read ({error})") from None
         finally:
             del self._open[key]
         self._done[key] = (found, value)
         return found
 
-    def _read(self, value: Any) -> bytes:
-        name = _by_name(value)
+    def _read(self, value: Any, names: Iterable[str]) -> bytes:
+        kind, name = type(value), _by_name(value)
         if name is not None:
             return _hash("named", name.encode())
-        if type(value) in (list, tuple):
-            return _hash(type(value).__name__, *map(self.of, value))
-        if type(value) in (set, frozenset):
+        if kind in (list, tuple):
+            return _hash(kind.__name__, *map(self.of, value))
+        if kind in (set, frozenset):
             return _hash("set", *sorted(map(self.of, value)))
-        if type(value) in (dict, types.MappingProxyType):
-            return self._mapping(value)
-        for kinds, read in _READERS:
-            if isinstance(value, kinds):
-                return read(self, value)
+        if kind in (dict, types.MappingProxyType):
+            pairs = [self.of(key) + self._named(str(key), one) for key, one in value.items()]
+            return _hash("mapping", *pairs)
+        if kind in _LOCKS:
+            return _hash(kind.__name__)
+        if isinstance(value, Tensor):
+            raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            about = f"{value.dtype} {list(value.shape)}".encode()
+            return _hash("tensor", self.of(kind), about, raw.data)
+        if isinstance(value, np.ndarray):
+            raw = self.of(value.tolist()) if value.dtype.hasobject else value.tobytes()
+            return _hash("array", f"{value.dtype} {value.shape}".encode(), self.of(kind), raw)
+        if isinstance(value, nn.Module):
+            return self._network(value)
+        if isinstance(value, (types.FunctionType, types.MethodType)):
+            return _hash_all("function", self.parts(value))
+        if isinstance(value, types.CodeType):
+            own = repr((value.co_names, value.co_freevars, value.co_flags)).encode()
+            # a frozenset among the constants has no order
+            return _hash("code", value.co_code, own, self.of(value.co_consts))
+        if isinstance(value, types.ModuleType):
+            return self._module(value, names)
+        if isinstance(value, type):
+            held = {name: own for name, own in vars(value).items() if name not in _OF_A_CLASS}
+            parts = {name: self._named(name, own) for name, own in held.items()}
+            return _hash("class", *map(self.of, value.__bases__), _hash_all("class", parts))
+        if isinstance(value, (staticmethod, classmethod, property)):
+            inner = [getattr(value, name, None) for name in ("__func__", "fget", "fset")]
+            return _hash(kind.__name__, *map(self.of, inner))
         return self._object(value)
 
     def parts(self, value: Any) -> dict[str, bytes]:
@@ -170,19 +190,20 @@ class _Reader:
         library = library_of(str(home.get("__name__", "")))
         cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
         read = {f"closure {name}": _content(cell) for name, cell in cells}
-        if function.__defaults__ or function.__kwdefaults__:
-            read["defaults"] = (function.__defaults__, function.__kwdefaults__)
+        read["defaults"] = (function.__defaults__, function.__kwdefaults__)
         own = {name: vars(function)[name] for name in vars(function) if name != "__wrapped__"}
-        if own:
-            read["attributes"] = own
+        read["attributes"] = own
+        codes = list(_codes(code))
         if library:  # a function that a library made, such as one that a decorator returns
             parts = {"code": _hash("named", f"{library}: {code.co_qualname}".encode())}
         else:
             parts = {"code": self.of(code)}
-            globals_, imported = _reads_of(code)
+            steps = [step for one in codes for step in dis.get_instructions(one)]
+            globals_ = {one.argval for one in steps if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+            imported = {one.argval for one in steps if one.opname == "IMPORT_NAME"}
             read |= {f"global {name}": home[name] for name in sorted(globals_ & home.keys())}
             read |= {f"import {name}": _imported(name) for name in sorted(imported)}
-        names = {name for one in _codes(code) for name in one.co_names}
+        names = {name for one in codes for name in one.co_names}
         return parts | {name: self._named(name, value, names) for name, value in read.items()}
 
     def _named(self, name: str, value: object, names: Iterable[str] = ()) -> bytes:
@@ -192,52 +213,15 @@ class _Reader:
             name = name.rpartition(" ")[2]
             raise Unknown(f"{name!r}, {error}" if str(error)[0] != "'" else f"{error}") from None
 
-    def _code(self, code: types.CodeType) -> bytes:
-        names = repr((code.co_names, code.co_freevars, code.co_flags)).encode()
-        # a frozenset among the constants has no order
-        return _hash("code", code.co_code, names, self.of(code.co_consts))
-
     def _module(self, module: types.ModuleType, names: Iterable[str]) -> bytes:
-        library = library_of(module.__name__)
-        if library or id(module) in self._open:
+        library, held = library_of(module.__name__), vars(module)
+        if library:
             return _hash("module", f"{library}: {module.__name__}".encode())
-        held = vars(module)
-        chosen = sorted(set(names) & held.keys()) or sorted(
-            name for name, value in held.items()
-            if name[:2] != "__" and not isinstance(value, types.ModuleType)
-        )  # fmt: skip
-        self._open[id(module)] = len(self._open)
-        try:
-            return _hash_all(
-                "module", {name: self._named(name, held[name], names) for name in chosen}
-            )
-        finally:
-            del self._open[id(module)]
-
-    def _class(self, kind: type) -> bytes:
-        own = {name: value for name, value in vars(kind).items() if name not in _OF_A_CLASS}
-        parts = {name: self._named(name, value) for name, value in own.items()}
-        return _hash("class", *map(self.of, kind.__bases__), _hash_all("class", parts))
-
-    def _mapping(self, mapping: Mapping[Any, Any]) -> bytes:
-        pairs = [self.of(key) + self._named(str(key), one) for key, one in mapping.items()]
-        return _hash("mapping", *pairs)
-
-    def _tensor(self, tensor: Tensor) -> bytes:
-        if tensor.is_meta:
-            raise Unknown("a tensor without values (on the meta device)")
-        plain = tensor.detach().cpu()
-        plain = plain if plain.layout == torch.strided else plain.to_dense()
-        plain = plain.dequantize() if plain.is_quantized else plain
-        values = plain.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-        about = f"{tensor.dtype} {list(tensor.shape)} {tensor.layout}".encode()
-        return _hash("tensor", self.of(type(tensor)), about, values.numpy().data)
-
-    def _array(self, array: np.ndarray) -> bytes:
-        about = f"{array.dtype} {array.shape}".encode()
-        if array.dtype.hasobject:
-            return _hash("objects", about, self.of(type(array)), self.of(array.tolist()))
-        return _hash("array", about, self.of(type(array)), np.ascontiguousarray(array).tobytes())
+        every = {name for name, own in held.items() if not isinstance(own, types.ModuleType)}
+        chosen = set(names) & held.keys() or {name for name in every if name[:2] != "__"}
+        return _hash_all(
+            "module", {name: self._named(name, held[name], names) for name in sorted(chosen)}
+        )
 
     def _network(self, module: nn.Module) -> bytes:
         """Reads weights, buffers, hooks and plain attributes of a module and of its parts."""
@@ -250,52 +234,15 @@ class _Reader:
             parts[name] = _hash("module", *map(self.of, read))
         return _hash_all("network", parts)
 
-    def _table(self, table: Any) -> bytes:
-        """Reads the columns and the index of a DataFrame, or a Series or an Index."""
-        frame = table if isinstance(table, pd.DataFrame) else table.to_frame()
-        read = [(list(axis.names), axis.to_numpy()) for axis in (frame.index, frame.columns)]
-        read += [(str(column.dtype), column.to_numpy()) for _, column in frame.items()]
-        return _hash("table", self.of(type(table)), self.of(read))
-
     def _object(self, value: Any) -> bytes:
         """Reads what Python would write to make a copy of an object; the object makes no copy."""
-        kind = type(value).__name__
-        try:
-            written = copyreg.dispatch_table.get(type(value))
-            made = written(value) if written else value.__reduce_ex__(2)
-        except Exception as error:
-            raise Unknown(f"a {kind} whose content cannot be read ({error})") from None
+        written = copyreg.dispatch_table.get(type(value))
+        made = written(value) if written else value.__reduce_ex__(2)
         made = (made,) if isinstance(made, str) else made  # a name, as of a cached function
         parts = [list(part) if isinstance(part, Iterator) else part for part in made]
         if not library_of(type(value).__module__) or isinstance(made[0], str):
             parts.append(getattr(value, "__dict__", None))  # a reduction may leave it out
         return _hash("object", self.of(type(value)), self.of(parts))
-
-
-_READERS: tuple[tuple[Any, Callable[[_Reader, Any], bytes]], ...] = (
-    (Tensor, _Reader._tensor),
-    (np.ndarray, _Reader._array),
-    ((pd.DataFrame, pd.Series, pd.Index), _Reader._table),
-    (HookPoint, lambda _, point: _hash("hook point", str(point.name).encode())),
-    (nn.Module, _Reader._network),
-    (
-        (types.FunctionType, types.MethodType),
-        lambda reader, own: _hash_all("function", reader.parts(own)),
-    ),
-    (types.CodeType, _Reader._code),
-    (type, _Reader._class),
-    (  # its owner is a module, or the object that a method is bound to
-        types.BuiltinFunctionType,
-        lambda reader, own: _hash("builtin", own.__qualname__.encode(), reader.of(own.__self__)),
-    ),
-    ((staticmethod, classmethod), lambda reader, own: _hash("static", reader.of(own.__func__))),
-    (property, lambda reader, own: _hash("property", *map(reader.of, (own.fget, own.fset)))),
-    (types.CellType, lambda reader, own: reader.of(_content(own))),
-    (weakref.ref, lambda reader, own: reader.of(own())),
-    (torch.Generator, lambda reader, own: reader.of(own.get_state())),
-    (types.GenericAlias, lambda reader, own: reader.of((own.__origin__, own.__args__))),
-    (_BY_TYPE, lambda _, own: _hash(type(own).__name__)),
-)
 
 
 def _content(cell: types.CellType) -> object:
@@ -311,16 +258,6 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             yield from _codes(inner)
-
-
-def _reads_of(code: types.CodeType) -> tuple[set[str], set[str]]:
-    """Returns the names of the globals that a code reads, and of the modules that it imports."""
-    found: dict[str, set[str]] = {"LOAD_GLOBAL": set(), "LOAD_NAME": set(), "IMPORT_NAME": set()}
-    for one in _codes(code):
-        for step in dis.get_instructions(one):
-            if step.opname in found:
-                found[step.opname].add(step.argval)
-    return found["LOAD_GLOBAL"] | found["LOAD_NAME"], found["IMPORT_NAME"]
 
 
 def _imported(name: str) -> object:

@@ -8,7 +8,6 @@ Each of them reads at most two batches ahead.
 """
 
 import logging
-import multiprocessing
 import os
 import platform
 import warnings
@@ -46,11 +45,6 @@ def _in_this_process(
         for task in tasks:
             yield task, work.measured(task, advance)
         return
-    if "fork" not in multiprocessing.get_all_start_methods():
-        raise ValueError(
-            f"workers={work.options.workers} needs processes that fork, which this system lacks. "
-            "Give workers=0."
-        )
     mine, theirs = tee(tasks)
     batches: Any = None  # the loader's iterator; its workers end with it
     head: tuple[Place, Any] | None = None
@@ -62,8 +56,7 @@ def _in_this_process(
         if batches is None:  # forks processes only when something is measured
             batches = _batches(work, theirs)
         while head is None or head[0] < place:
-            head = next(batches, None)
-            if head is None:
+            if (head := next(batches, None)) is None:
                 return None
         if head[0] != place:
             return None
@@ -84,8 +77,7 @@ def _in_this_process(
             raise
         raise ValueError(
             f"a worker that decodes samples ended ({str(cause).splitlines()[0]}). Memory or shared "
-            "memory (/dev/shm) may be too small. Give fewer workers, or workers=0. With out=DIR, "
-            "finished chunks are kept, and the same call continues from there."
+            "memory (/dev/shm) may be too small: give fewer workers, or workers=0."
         ) from None
     finally:
         batches = head = None
@@ -104,10 +96,9 @@ class _Reader(Dataset):
             samples = noting(self.work.samples(task), notes)
             found = read_runs(samples, start, stop, self.work.step.masks)
             return place, replace(found, notes=notes)
-        except ValueError as error:  # raised again in the measuring process
-            return place, ValueError(str(error))
-        except Exception as error:  # may not be one that can be sent
-            return place, RuntimeError(f"{type(error).__name__}: {error}")
+        except Exception as error:  # raised again in the measuring process; may not be sendable
+            own = isinstance(error, ValueError)
+            return place, ValueError(str(error)) if own else RuntimeError(repr(error))
 
 
 def _batches(work: Work, tasks: Iterable[Task]) -> Iterator[tuple[Place, Any]]:
@@ -143,13 +134,7 @@ def on_ray() -> Iterator[Engine]:
     ours, address = not ray.is_initialized(), os.environ.get("RAY_ADDRESS") or "local"
     if ours:
         more: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
-        try:
-            ray.init(address=address, logging_level=logging.ERROR, **more)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise ValueError(
-                f"cannot join the Ray cluster {address!r} of RAY_ADDRESS: {error}. Start one with "
-                "'ray start --head', or unset RAY_ADDRESS to use this machine only."
-            ) from None
+        ray.init(address=address, logging_level=logging.ERROR, **more)
     try:
         yield partial(_on_cluster, ray)
     finally:
@@ -198,13 +183,7 @@ def _packed(ray: Any, work: Work) -> bytes:
     """Returns the work as bytes; its model is on the CPU and keeps its hooks."""
     if torch.device(work.model.cfg.device).type != "cpu":
         work = replace(work, model=deepcopy(work.model).to("cpu"))
-    try:
-        return ray.cloudpickle.dumps(work)
-    except Exception as error:  # an unknown object may raise anything
-        raise ValueError(
-            f"engine='ray' cannot send {work.step.name!r} to other processes: {error}. Remove "
-            "locks, open files and generators from probes, hooks and data, or use engine='local'."
-        ) from error
+    return ray.cloudpickle.dumps(work)
 
 
 _opened: dict[Any, Work] = {}  # of this worker: one work at a time in memory
@@ -218,10 +197,8 @@ def _measured(packed: list[Any], task: Task, gpu: bool, wanted: dict[str, Any]) 
     if odd:
         words = ", ".join(f"{name} {here.get(name)} (driver: {wanted[name]})" for name in odd)
         raise ValueError(
-            f"a worker on {platform.node()} has {words}, so its numbers would differ. Install "
-            "the same versions on every node, start the driver with OMP_NUM_THREADS set to at most "
-            "the number of cores of a node, and leave torch's settings as they are "
-            "(precision='bfloat16' takes the place of torch.autocast)."
+            f"a worker on {platform.node()} has {words}, so its numbers would differ. Give every "
+            "node the same versions, OMP_NUM_THREADS and settings of torch."
         )
     if packed[0] not in _opened:
         _opened.clear()

@@ -4,7 +4,6 @@ A question is a frozen dataclass whose fields are its settings. Its `plan` yield
 their merged tables, and returns the tables of the result. `ask` (asking.py) runs it.
 """
 
-import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -106,10 +105,6 @@ class Pass:
     check: Callable[[Tables], object] | None = None
     intact: Callable[[Tables], bool] | None = None
     apart: bool = False
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-z]+(-\d+)?", self.name):  # it begins the names of files
-            raise ValueError(f"the pass {self.name!r}: give a name of small letters.")
 
     def merged(self, mine: Tables, theirs: Tables, meta: Mapping[str, Any]) -> Tables:
         """Returns the merged tables of two neighbouring chunks; either may lack some tables."""

@@ -47,7 +47,8 @@ def in_folder(
     would be lost, or a link would be followed.
     """
     result.check_folder(out)
-    run = in_json({"format": FORMAT, "kind": result.KIND, "settings": settings, "code": code})
+    run = {"format": FORMAT, "kind": result.KIND, "settings": settings, "code": code}
+    run = json.loads(json.dumps(run, default=lambda number: number.item()))
     with writable(out):
         out.mkdir(parents=True, exist_ok=True)
         _check_places(out)
@@ -61,21 +62,6 @@ def in_folder(
             began = _agree(out, run)
         digest = files.digest_of_bytes(json.dumps(run | began, sort_keys=True).encode())
         yield InFolder(settings, shard, out=out, run=digest)
-
-
-def in_json(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings as JSON keeps them; raises ValueError for a setting that JSON lacks."""
-
-    def number(value: Any) -> object:
-        try:
-            return value.item()
-        except (AttributeError, RuntimeError, ValueError):
-            raise ValueError(
-                f"the setting {checks.shown(value)} cannot be kept as JSON. Give numbers and "
-                "texts, or lists and dicts of them."
-            ) from None
-
-    return json.loads(json.dumps(settings, default=number))
 
 
 def _agree(out: Path, run: Mapping[str, Any]) -> dict[str, str]:
@@ -152,16 +138,11 @@ def _is_run(settings: Mapping[str, Any]) -> bool:
 
 
 def _check_places(out: Path) -> None:
-    """Raises ValueError if a run would write through a link, or into one of an earlier version."""
+    """Raises ValueError if a run would write through a link."""
     for path in (out / RUN, out / CHUNKS / LOCK):
         files.check_regular(path)
     if (out / CHUNKS).is_symlink():
         raise ValueError(f"{str(out / CHUNKS)!r} is a link: remove it, or give another folder.")
-    if read_index(out / RUN).get("format") == 1:
-        raise ValueError(
-            f"{str(out)!r} holds a run of an earlier version, which cannot go on; its result "
-            "loads. Give another folder."
-        )
 
 
 def _discard(out: Path) -> None:

@@ -76,11 +76,6 @@ class Result(GroupedSamples):
     INTERVALS: ClassVar[bool] = False  # whether the tables hold intervals over samples
 
     def __post_init__(self) -> None:
-        if set(self.stored) != set(self.STORED):
-            raise ValueError(
-                f"the tables are {[*self.stored]}: a result of kind {self.KIND!r} is made of "
-                f"{', '.join(self.STORED)}."
-            )
         meta = {"format": FORMAT, "result": self.KIND} | self.meta
         # meta goes through JSON, so that it equals the meta of a loaded result, which holds
         # Python's numbers, not NumPy's
@@ -358,10 +353,8 @@ def _merged_meta(mine: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]
         if name in mine and name in theirs:
             meta[name] = mine[name] + theirs[name]
     if "counts" in mine:
-        names = dict.fromkeys([*mine["counts"], *theirs["counts"]])
-        meta["counts"] = {
-            name: mine["counts"].get(name, 0) + theirs["counts"].get(name, 0) for name in names
-        }
+        one, two = mine["counts"], theirs["counts"]
+        meta["counts"] = {name: one.get(name, 0) + two.get(name, 0) for name in one | two}
     if sample_ranges.different(mine["data"], theirs["data"]):
         meta["disjoint"] = "not checked"
     return meta

@@ -34,13 +34,11 @@ def read_meta(folder: Path, name: str, kind: str) -> dict[str, Any]:
             f"{str(folder)!r} does not hold a saved {name}: {error}. A save that was interrupted, "
             f"or is still running, leaves no {META}."
         ) from None
-    number = meta.get("format") if isinstance(meta, dict) else None
-    if type(number) is not int or number < 1:
-        raise ValueError(f"{str(path)!r} was not written by {name}.save.")
-    if number > FORMAT or meta.get("result") != kind:
+    found = (meta.get("result"), meta.get("format")) if isinstance(meta, dict) else (None, None)
+    if found != (kind, FORMAT):
         raise ValueError(
-            f"{str(folder)!r} holds a result of kind {plain(meta.get('result'))!r} in format "
-            f"{number}, but {name}.load of this version reads {kind!r} in format {FORMAT}."
+            f"{str(folder)!r} holds a result of kind {plain(found[0])!r} in format "
+            f"{plain(found[1])}, but {name}.load of this version reads {kind!r} in format {FORMAT}."
         )
     return meta
 
@@ -155,10 +153,9 @@ def _value(value: Any) -> bytes:
         return b"n" + bytes(8)
     if isinstance(value, bool):
         return b"t" if value else b"u"
-    if isinstance(value, int):
-        exact = abs(value) <= _EXACT
-        return b"f" + struct.pack("<d", value) if exact else b"i" + _text(str(value))
-    if isinstance(value, float):
+    if isinstance(value, int) and abs(value) > _EXACT:
+        return b"i" + _text(str(value))
+    if isinstance(value, (int, float)):
         return b"f" + struct.pack("<d", value)
     if isinstance(value, str):
         return b"s" + _text(value)

@@ -32,15 +32,6 @@ class Statistic:
     how: str
     column: str = ""
 
-    def __post_init__(self) -> None:
-        words = (self.title, self.direction, self.unit, self.how, self.column)
-        bounds = all(isinstance(end, (int, float, type(None))) for end in (self.low, self.high))
-        if not self.title or not bounds or not all(isinstance(text, str) for text in words):
-            raise ValueError(
-                f"{self!r} is not a statistic: give a title, a direction, a unit, the lowest and "
-                "the highest value or None, and how to read it."
-            )
-
     @property
     def facts(self) -> Facts:
         """Returns (unit, lowest, highest, how to read it), as a result's meta holds them."""
@@ -61,10 +52,7 @@ def described(name: str, facts: object) -> Statistic:
     if isinstance(facts, Statistic):
         return facts
     if isinstance(facts, (tuple, list)) and len(facts) == 4:
-        try:
-            return Statistic(title_of(name), "", *facts)
-        except ValueError:
-            pass
+        return Statistic(title_of(name), "", *facts)
     raise ValueError(
         f"{name} is described by {facts!r}: give (unit, lowest or None, highest or None, how to "
         "read it), or a ci.probes.Statistic."

@@ -106,10 +106,8 @@ class LinearProbe(Question):
             "cls" if model.has_cls else "last" if model.cfg.kind == "text" else "mean"
         )
         if pool not in POOLS or (pool == "cls" and not model.has_cls):
-            raise ValueError(
-                f"pool={pool!r}: give one of {', '.join(POOLS)}; 'cls' needs a model with a CLS "
-                "token."
-            )
+            known = f"{', '.join(POOLS)}; 'cls' needs a model with a CLS token"
+            raise ValueError(f"pool={pool!r}: give one of {known}.")
         samples, forward = opened(model, data, options)
         assert isinstance(samples, Samples)  # streams are for ci.sweep only
         if isinstance(forward, Replay):
@@ -170,10 +168,8 @@ def _pooled(chunk: Chunk, question: LinearProbe, first: int) -> Tables:
         own = values[len(rows) : len(rows) + len(z), layer]
         own[:] = token.float().cpu().numpy()
         if not np.isfinite(own).all():
-            raise ValueError(
-                f"the stream of layer {layer} holds NaN or Inf in samples {batch.start} to "
-                f"{batch.last}: nothing can be learned from it."
-            )
+            where = f"in samples {batch.start} to {batch.last}"
+            raise ValueError(f"the stream of layer {layer} holds NaN or Inf {where}.")
 
     last = [len(chunk.model.blocks) - 1]
     readings = [Reading("hook_resid_pre", keep), Reading("hook_resid_post", keep, last)]
@@ -250,11 +246,6 @@ def _fit_all(own: Tables, meta: Mapping[str, Any], progress: bool) -> Tables:
     features = _by_layer(table, meta["n_layers"], meta["config"]["d_model"], train)
     alone = features.pop()
     shuffled = np.random.default_rng(settings["seed"]).permutation(classes)
-    if len(np.unique(shuffled[train])) < 2:
-        raise ValueError(
-            f"the {len(classes)} samples are too few for a level of chance: dealt out anew, all "
-            "labels of the training part are equal. Give more samples, or another seed=."
-        )
     tally, layers = Tally(len(samples)), range(meta["n_layers"] + 1)
 
     def keep(name: str, layer: int, right: Shaped[np.ndarray, "held"]) -> None:
@@ -285,15 +276,11 @@ def _classes(labels: Any, n: int, folds: int) -> list[str]:
         )
     labels = list(labels)
     if len(labels) < n or None in labels[:n]:
-        raise ValueError(
-            f"there are {len(labels) - labels.count(None)} labels for {n} samples. Give one label "
-            "per sample, and leave out samples without a label."
-        )
+        count = len(labels) - labels.count(None)
+        raise ValueError(f"there are {count} labels for {n} samples. Give one label per sample.")
     classes = [str(label) for label in labels[:n]]
     if len(set(classes)) < 2:
-        raise ValueError(
-            f"all {n} samples have the label {classes[0]!r}: there is nothing to classify."
-        )
+        raise ValueError(f"all {n} samples have the label {classes[0]!r}: give two classes.")
     _check_least(min(Counter(classes).values()), folds)
     return classes
 
@@ -318,17 +305,11 @@ def _split(
     """Returns which samples are in the training part; equal samples, a group, are on one side."""
     from sklearn.model_selection import StratifiedGroupKFold
 
-    kinds = np.unique(classes)
-    _check_least(min(len(set(groups[classes == kind])) for kind in kinds), _folds(test))
+    least = min(len(set(groups[classes == kind])) for kind in np.unique(classes))
+    _check_least(least, _folds(test))
     splitter = StratifiedGroupKFold(_folds(test), shuffle=True, random_state=seed)
     train = np.zeros(len(classes), dtype=bool)
     train[next(iter(splitter.split(classes, classes, groups)))[0]] = True
-    if len(np.unique(classes[train])) < len(kinds):
-        raise ValueError(
-            f"the {len(classes)} samples are only {len(set(groups))} different ones, and equal "
-            "samples stay together, so the training part has no sample of some class. Give more "
-            "different samples."
-        )
     return train
 
 

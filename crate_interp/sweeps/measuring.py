@@ -72,11 +72,9 @@ def probe_readings(
                     answer = on_activations(item, block, shared)
                 wanted = reported.setdefault((item.name, final), set(answer))
                 if wanted != set(answer):
-                    now, before = (", ".join(sorted(one)) or "nothing" for one in (answer, wanted))
                     raise ValueError(
-                        f"the probe reports {now} here, but {before} in an earlier layer or batch. "
-                        "Return every statistic each time; where there is no value, NaN, with "
-                        "partial=True."
+                        "the probe reports not the statistics of earlier layers or batches. Return "
+                        "each every time; where there is no value, NaN, with partial=True."
                     )
             numbers.update({(item.name, name, place): value for name, value in answer.items()})
         if not final:

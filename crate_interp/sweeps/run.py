@@ -235,16 +235,11 @@ def check_masks(
     name = next((item.name for item in probes if item.masks), None)
     if name is None:
         return
-    if samples is None:
+    if not isinstance(samples, Samples) or samples.masks is None:
         raise ValueError(
-            f"the probe {name!r} needs masks, but a cache has none. "
-            "Use ci.sweep on data with masks."
-        )
-    if isinstance(samples, Stream) or samples.masks is None:
-        raise ValueError(
-            f"the probe {name!r} needs masks, but the data has none. Give {forms(masks=True)}, "
-            "or a datasets.Dataset with an image and a mask column. Maps need no masks: "
-            "crate-interp explore shows them, and ci.maps.attention(cache, layer) returns them."
+            f"the probe {name!r} needs masks, but the data has none: ci.sweep takes "
+            f"{forms(masks=True)}, or a datasets.Dataset with an image and a mask column. Maps "
+            "need no masks: crate-interp explore shows them, and ci.maps.attention returns them."
         )
     try:
         samples.masks(samples.start, samples.start + 1)  # raises now, not under a progress bar
@@ -268,19 +263,17 @@ def probe(cache: CrateCache, probes: Probes = None) -> SweepResult:
     """
     if not isinstance(cache, CrateCache):
         raise ValueError(
-            f"ci.probe takes a cache, not {type(cache).__name__}. Use "
-            "logits, cache = model.run_with_cache(images); ci.probe(cache)."
+            f"ci.probe takes a cache, not {type(cache).__name__}: the second value of "
+            "model.run_with_cache(images)."
         )
     model = cache.model
     if model.towers:
-        raise ValueError(
-            "a CLIP is two models. Probe its towers with "
-            "ci.probe(cache.visual) and ci.probe(cache.text)."
-        )
+        raise ValueError("a CLIP is two models: give cache.visual or cache.text.")
     chosen = fitting(probes, model, "blocks")
     check_masks(chosen, None)
-    n, reported = _check(cache, chosen), {}
+    _check(cache, chosen)
     cache.check_weights()
+    n, reported = len(next(iter(cache.values()))), {}
     tally = Tally(n)
     with torch.no_grad():
         measure_weights(model, "blocks", chosen, tally)
@@ -310,22 +303,14 @@ def _numbers(
     return numbers
 
 
-def _check(cache: CrateCache, probes: list[Probe]) -> int:
-    """Returns the number of samples of a cache that has all tokens and points for the probes."""
+def _check(cache: CrateCache, probes: list[Probe]) -> None:
+    """Raises an error for a cache that has not all tokens and points for the probes."""
     model: Any = cache.model
-    if not cache.has_batch_dim:
-        raise ValueError(
-            "the cache has no batch axis. Call run_with_cache without remove_batch_dim=True."
-        )
-    points = [point for item in probes for point in item.points]
-    wanted = [full_name(point, layer) for point in points for layer in range(len(model.blocks))]
-    wanted += [batches.last_point(model)] if any(item.final for item in probes) else []
-    missing = [name for name in dict.fromkeys(wanted) if name not in cache.cache_dict]
-    if missing:
-        raise KeyError(
-            f"the cache lacks {len(missing)} hook points that the probes read, such as "
-            f"{missing[0]}. Cache these points too, or cache all points."
-        )
+    layers = range(len(model.blocks))
+    points = [(point, layer) for item in probes for point in item.points for layer in layers]
+    points += [("hook_resid_post", -1)] if any(item.final for item in probes) else []
+    for point, layer in points:
+        cache.at(point, layer)
     shapes = {name: act.shape for name, act in cache.cache_dict.items() if name[:7] == "blocks."}
     patterns = [shape[-2:] for name, shape in shapes.items() if name.endswith("attn.hook_pattern")]
     streams = {shape[1] for name, shape in shapes.items() if "hook_resid_" in name}
@@ -335,7 +320,4 @@ def _check(cache: CrateCache, probes: list[Probe]) -> int:
         or len(streams) > 1
         or (fixed and streams - {model.cfg.n_ctx})
     ):
-        raise ValueError(
-            "the cache holds some of the tokens only. Call run_with_cache without pos_slice."
-        )
-    return len(next(iter(cache.values())))  # the first axis of every point is the batch
+        raise ValueError("the cache holds some of the tokens only: cache without pos_slice.")

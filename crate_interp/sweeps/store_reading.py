@@ -96,52 +96,24 @@ def open_store(folder: str | Path) -> "datasets.Dataset":
     return datasets.Dataset(concat_tables(tables), info=info, fingerprint=fingerprint)
 
 
-def facts_of(data: object) -> dict[str, Any] | None:
-    """Returns the facts in the description of a dataset from `open_store`; None for other data.
-
-    Raises ValueError for a store whose columns were changed.
-    """
-    if not is_store(data):
-        return None
-    dataset: Any = data
-    facts = json.loads(dataset.info.description)
-    for name, kind in features_of(facts["points"], facts["stored"], None).items():
-        if dataset.features.get(name) != kind:
-            raise ValueError(
-                f"the data is a store of activations, but its column {plain(name)!r} is missing or "
-                "was changed. Give the result of ci.open_store unchanged."
-            )
-    return facts
-
-
 def features_of(
     shapes: Mapping[str, Sequence[int]], dtype: str, labels: Sequence[Any] | None
 ) -> "datasets.Features":
-    """Returns the columns of a file of activations; shapes: point -> shape of one sample.
-
-    Raises ValueError for labels of several types, and for more axes than datasets supports.
-    """
+    """Returns the columns of a file of activations; shapes: point -> shape of one sample."""
     import datasets
     import pyarrow as pa
 
     columns: dict[str, Any] = {SAMPLE: datasets.Value("int64"), INPUT: datasets.Value("string")}
     if labels is not None and any(label is not None for label in labels):
-        try:
-            kind = pa.array(labels, from_pandas=True).type
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise ValueError(
-                f"the labels are of several types ({error}): give labels of one type."
-            ) from None
+        kind = pa.array(labels, from_pandas=True).type
         columns |= datasets.Features.from_arrow_schema(pa.schema({LABEL: kind}))
     arrays = {2: datasets.Array2D, 3: datasets.Array3D, 4: datasets.Array4D, 5: datasets.Array5D}
     for name, shape in shapes.items():
         if len(shape) < 2:
             value = datasets.Value(dtype)
             columns[name] = datasets.List(value, length=shape[0]) if shape else value
-        elif len(shape) in arrays:
-            columns[name] = arrays[len(shape)](shape=tuple(shape), dtype=dtype)
         else:
-            raise ValueError(f"{name!r} has the shape {list(shape)}: at most 5 axes are stored.")
+            columns[name] = arrays[len(shape)](shape=tuple(shape), dtype=dtype)
     return datasets.Features(columns)
 
 
@@ -169,20 +141,13 @@ class Replay:
 
     def __call__(self, model: HookedModel, numbers: Tensor) -> None:
         """Passes the stored activations of samples to the hooks, as a forward would."""
-        for name, shape in self.shapes.items():
-            parts = []
-            for chunk in self.column(name, numbers).chunks:
-                flat = getattr(chunk, "storage", chunk)
-                for _ in shape:
-                    flat = flat.flatten()
-                values = flat.to_numpy(zero_copy_only=True).reshape(len(chunk), *shape)
-                # a copy, because memory mapped from the file cannot be written
-                parts.append(torch.from_numpy(values.copy()))
-            model.hook_dict[name](torch.cat(parts).to(model.cfg.device, model.cfg.dtype))
+        for name in self.shapes:
+            values = self.column(name, numbers, "torch")
+            model.hook_dict[name](values.to(model.cfg.device, model.cfg.dtype))
 
-    def column(self, name: str, numbers: Tensor) -> Any:
-        """Returns a column of samples with these numbers, as a pyarrow.ChunkedArray, not copied."""
-        begin, rows = int(numbers[0]) - self.start, self.stored.with_format("arrow", columns=[name])
+    def column(self, name: str, numbers: Tensor, kind: str | None = None) -> Any:
+        """Returns a column of samples with these numbers, in a format of datasets."""
+        begin, rows = int(numbers[0]) - self.start, self.stored.with_format(kind, columns=[name])
         return rows[begin : begin + len(numbers)][name]
 
     def check_points(self, names: Sequence[str]) -> None:
@@ -198,7 +163,7 @@ class Replay:
 def input_digests(forward: Forward, inputs: Tensor) -> list[str]:
     """Returns the SHA-256 of the bytes of the model's input for each sample of a batch."""
     if isinstance(forward, Replay):
-        return forward.column(INPUT, inputs).to_pylist()
+        return forward.column(INPUT, inputs)
     views = (sample.contiguous().view(torch.uint8).numpy().data for sample in inputs.cpu())
     return [hashlib.sha256(view).hexdigest() for view in views]
 
@@ -225,11 +190,10 @@ def readable(
         probes = kept or probes
     forward.check_points([name for one in probes for name in full_names(one, one.points)])
 
-    def stored(probe: Probe, point: str) -> bool:
-        return forward.shapes.keys() >= {*full_names(probe, [point])}
-
+    there = forward.shapes.keys()
     return [
-        replace(one, optional=tuple(p for p in one.optional if stored(one, p))) for one in probes
+        replace(one, optional=[p for p in one.optional if there >= {*full_names(one, [p])}])
+        for one in probes
     ]
 
 
@@ -248,9 +212,10 @@ def opened(
     Raises ValueError for a store of another model, for a part of a store, and for a store together
     with a user's forward.
     """
-    facts = facts_of(data)
-    if facts is None:
+    if not is_store(data):
         return find(model, data, options), forward
+    stored: Any = data
+    facts = json.loads(stored.info.description)
     if forward is not run_layers:
         raise ValueError("a store is not run through the model. Leave out forward=.")
     if facts["model_digest"] != model_digest(model):
@@ -258,13 +223,12 @@ def opened(
             f"the store is of {facts['model']!r}, but with other weights or another config than "
             "this model has. Give the model with which the store was written."
         )
-    stored: Any = data
     ours = facts["data"][0]
     numbers = stored.with_format("numpy", columns=[SAMPLE])[:][SAMPLE]
     if not np.array_equal(numbers, np.arange(ours["start"], ours["stop"])):
         raise ValueError(
-            "the data is a part of a store, or a store in another order. Give the result of "
-            "ci.open_store unchanged, with limit=n for the first n samples."
+            "the data is a part of a store, or a store in another order. Give the whole result of "
+            "ci.open_store."
         )
     labels = stored.with_format(None)[LABEL][:] if LABEL in stored.features else None
     known = groups_of([ours])

@@ -77,17 +77,14 @@ def store(
     Sweeps do not need a store: `ci.sweep` keeps only numbers, and its memory does not grow.
 
     Raises KeyError for points that the model lacks or that do not fire, and ValueError, before work
-    starts, if the disk is too small or the folder holds something else. Raises ValueError, with
-    point and samples, for NaN and for numbers that float16 cannot hold.
+    starts, if the folder holds something else. Raises ValueError, with point and samples, for NaN
+    and for numbers that float16 cannot hold.
     """
     options = run_options(store, run)
     if options.out is None:
         raise ValueError("ci.store writes files and needs a folder. Give out=DIR.")
     if options.skip_bad:
-        raise ValueError(
-            "skip_bad=True is refused, because a store holds a row for every sample. Give data "
-            "without the samples that cannot be decoded (`ci.sweep` with skip_bad lists them)."
-        )
+        raise ValueError("skip_bad=True is refused: a store holds a row for every sample.")
     question = Store(points, str(dtype or torch.float32).removeprefix("torch."))
     index = ask(question, model, data, replace(options, out=options.out.absolute()))
     stored: Any = None if index is None else open_store(options.out)
@@ -126,7 +123,9 @@ class Store(Question):
             raise ValueError("ci.store has no dry run: it says what it will write before it does.")
         if not run.options.resume:
             folders.discard(folder, META)  # removes the index of files that no longer exist
-        _check_space(run, folder, self)
+        if run.options.progress:
+            free = size_of(shutil.disk_usage(folder).free)
+            note(f"{folder}: {_size(run, self)}; {free} are free.")
         measure = partial(_written, folder=folder / CHUNKS, store=self)
         check = partial(_intact, folder / CHUNKS)
         return (yield Pass(_STAGE, measure, ActivationStore.STORED, intact=check, apart=True))
@@ -159,26 +158,12 @@ def _cached(
         )[1]
 
 
-def _check_space(run: Experiment, out: Path, store: Store) -> None:
-    """Prints how much will be written; raises ValueError if the disk has too little room."""
-    each = 0
-    for shape in store.shapes.values():
-        # for each row of an array, Arrow also stores in 4 bytes where the row begins
-        starts = [4 * prod(shape[:axis]) for axis in range(len(shape)) if len(shape) > 1]
-        each += prod(shape) * DTYPES[store.stored].itemsize + sum(starts)
-    n = run.samples.n or 0
-    there = sum(path.stat().st_size for path in (out / CHUNKS).glob(f"{_STAGE}-*.arrow"))
-    free, left = shutil.disk_usage(out).free, max(0, each * n - there)
+def _size(run: Experiment, store: Store) -> str:
+    """Says about how much will be written: Arrow adds where the rows of arrays begin."""
+    n, numbers = run.samples.n or 0, sum(map(prod, store.shapes.values()))
+    each = numbers * DTYPES[store.stored].itemsize
     points, samples = counted(len(store.shapes), "points"), counted(n, run.meta["unit"])
-    words = f"{points} of {samples}, {size_of(each)} each: {size_of(each * n)} in {store.stored}"
-    if left > free:
-        raise ValueError(
-            f"{words}. {size_of(left)} must still be written, but the disk of "
-            f"{str(out)!r} has only {size_of(free)} left. Give fewer points, dtype=torch.float16, "
-            "a limit, or another disk."
-        )
-    if run.options.progress:
-        note(f"{out}: {words}; {size_of(free)} are free.")
+    return f"{points} of {samples}, {size_of(each)} each: {size_of(each * n)} in {store.stored}"
 
 
 def _intact(folder: Path, tables: Tables) -> bool:
@@ -248,21 +233,13 @@ def _rows(chunk: Chunk, batch: Batch, store: Store) -> dict[str, Any]:
         value = acts.pop(name).float()
         if tuple(value.shape[1:]) != tuple(shape):
             raise ValueError(
-                f"{name} has the shape {list(value.shape[1:])} for samples {batch.start} to "
-                f"{batch.last}, but the shape {list(shape)} for the first sample. Give samples of "
-                "one size."
+                f"{name} has the shape {list(value.shape[1:])} in sample {batch.start}, but "
+                f"{list(shape)} in the first sample. Give samples of one size."
             )
         high = (value.abs() > _HIGHEST) & value.isfinite() & (store.stored == "float16")
-        for wrong, what, advice in (
-            (value.isnan(), "NaN", ""),
-            (
-                high,
-                f"numbers above {_HIGHEST}, the largest of float16",
-                " Give dtype=torch.float32.",
-            ),
-        ):
-            if wrong.any():
-                bad = numbered(wrong.cpu().numpy(), batch.start)
-                raise ValueError(f"{name} holds {what}: samples {bad}.{advice}")
+        wrong = value.isnan() | high
+        if wrong.any():
+            bad = numbered(wrong.cpu().numpy(), batch.start)
+            raise ValueError(f"{name} holds NaN, or more than {store.stored} can: samples {bad}.")
         rows[name] = value.to(DTYPES[store.stored]).cpu()
     return rows
