@@ -128,10 +128,10 @@ def test_wrong_and_missing_configs_are_told(tmp_path):
     fails("family='crate-alpha' contradicts", path, config=model.cfg, family="crate-alpha")
     same(ci.load(path, config=model.cfg, n_heads=5, family="crate"), model)
     fails("is no config of a hooked model", path, config="nowhere")
-    fails("holds no config of a hooked model", path, config={"d_model": 3})
+    fails("is no config of a hooked model", path, config={"d_model": 3})
     other = tmp_path / "config.json"
     other.write_text(json.dumps({"model_type": "vit"}))
-    fails("holds no config of a hooked model", path, config=other)
+    fails("is no config of a hooked model", path, config=other)
     less = {name: value for name, value in model.state_dict().items() if name != "ln_final.bias"}
     fails(r"keys missing \(1\): ln_final.bias", less, config=model.cfg)
     fails("keys not used", model.state_dict(), config=make(n_layers=2).cfg)

@@ -130,7 +130,7 @@ def _load(source: Source, config: GivenConfig | None, dtype: torch.dtype) -> Any
         note(f"{name}: image_size={cfg.image_size} is a guess: give image_size=(height, width).")
     values = {field: getattr(cfg, field) for field in getattr(cfg, "assumed", ())}
     if values:
-        listed = ", ".join(f"{field} {value}" for field, value in values.items())
+        listed = ", ".join(f"no {x}" if one is None else f"{x} {one}" for x, one in values.items())
         first = next(iter(values))
         note(
             f"{name}: assumed {listed} (published defaults). Give what you trained otherwise, "

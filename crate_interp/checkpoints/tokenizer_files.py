@@ -11,7 +11,7 @@ from torch import nn
 
 from crate_interp.checkpoints import hub
 from crate_interp.core.errors import CheckpointError, NoTokenizerError
-from crate_interp.models.text.tokenizer import build, bytes_of_signs, parse
+from crate_interp.models.text.tokenizer import build, bytes_of_signs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -49,7 +49,7 @@ def _fetch(kind: str, folder: Path | None, net: dict[str, Any]) -> "PreTrainedTo
     try:
         if path.name == _PICKLE:
             return read_tiktoken(path.read_bytes())
-        return parse(path.read_text(encoding="utf-8"))
+        return build(json.loads(path.read_text(encoding="utf-8")))
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
     except Exception as error:  # the tokenizers library raises bare exceptions

@@ -53,7 +53,7 @@ def _patches(shapes: Shapes, given: Fields) -> Fields:
     if side * side * channels != values:
         raise CheckpointError(
             f"patch_size cannot be inferred: patches have {values} values, which is not a square "
-            f"times channels={channels}. Give ci.load(..., channels=1), or patch_size=(h, w), or both."
+            f"times channels={channels}. Give ci.load(..., channels=1), or patch_size=(h, w)."
         )
     return {"channels": channels, "patch_size": (side, side)}
 
