@@ -84,7 +84,7 @@ WRONG = {
     "report {m} {d} --data imagefoler:photos": "Did you mean imagefolder?",
     "report {m} {d} --out /dev/null/o": "cannot write into",
     "report crate-tiny-fashio {d}": "Did you mean crate-tiny-fashion",
-    "report w.pth {d}": "so it is one of 1, 5, 7, 35. Give --config n_heads=5",
+    "report w.pth {d}": "so it is one of 1, 5, 7, 35.",
     "sweep crate-tiny-fashio {d}": "`crate-interp models` lists",
     "sweep {m} {d} --engine rey": "--engine 'rey' is none of",
     "sweep {m} {d} --format tex": "--format 'tex' is none of csv, markdown",

@@ -106,7 +106,7 @@ def test_a_wrong_digest_is_refused_each_time(table, hub, tmp_path):
     good = files[FILE]
     files[FILE] = good[:-1] + bytes([good[-1] ^ 1])
     for _ in range(2):
-        said = fails("has sha256 .* expected " + row["sha256"], REPO, file=FILE,
+        said = fails("has another sha256 than " + row["sha256"], REPO, file=FILE,
                      cache_dir=tmp_path)  # fmt: skip
     assert "Remove it and load it again" in said
     files[FILE] = good
@@ -140,7 +140,7 @@ def test_what_is_missing(table, hub, tmp_path):
         ("has no file 'x.pth'", REPO, dict(file="x.pth")),
         ("has no revision 'v9'", REPO, dict(file=FILE, revision="v9")),
         ("has no config.json: name a weight file", "some/one", {}),
-        ("is not the name of a repo", "a b/c", dict(file="x")),
+        ("cannot download a b/c", "a b/c", dict(file="x")),
         *(("is not a path inside a repo", REPO, dict(file=f)) for f in ("../x", "/etc/x", "..\\b")),
     ):
         fails(match, repo, cache_dir=tmp_path, **options)
@@ -155,7 +155,7 @@ def test_server_gone_and_offline(table, hub, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody answers there
     for more in ({}, {"local_files_only": True}):
         assert ci.load(REPO, cache_dir=tmp_path, **given, **more).cfg == model.cfg
-    fails("cannot reach the Hub", REPO, cache_dir=tmp_path / "other", **given)
+    fails("cannot download", REPO, cache_dir=tmp_path / "other", **given)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     fails(off, REPO, cache_dir=tmp_path / "other", **given)
     assert ci.load(REPO, cache_dir=tmp_path, **given).cfg == model.cfg

@@ -46,12 +46,10 @@ def test_it_is_strict(fork):
         ci.load(weights, rename=lambda key: back(key) or key, **GIVEN)
     with pytest.raises(ci.CheckpointError, match="rename leaves out every tensor of the"):
         ci.load(weights, rename=lambda key: None, **GIVEN)
-    with pytest.raises(ci.CheckpointError, match=r"gives '.*' and '.*' the same name, 'x'"):
+    with pytest.raises(ci.CheckpointError, match=r"'.*' and '.*' get the same name, 'x'"):
         ci.load(weights, rename=lambda key: "x", **GIVEN)
-    with pytest.raises(ci.CheckpointError, match=r"is 3: return a name, or None"):
-        ci.load(weights, rename=lambda key: 3, **GIVEN)
     for option in ({"rename": back}, {"weights": "ema"}):
-        with pytest.raises(ci.CheckpointError, match="are for a weight file or a state dict"):
+        with pytest.raises(ci.CheckpointError, match="has no meaning for a saved model"):
             ci.load("crate-tiny-fashion", **option)
 
 
@@ -73,5 +71,5 @@ def test_a_text_as_in_sed(fork, tmp_path):
         with pytest.raises(ci.CheckpointError, match="write s/PATTERN/REPLACEMENT/, such as 's/"):
             ci.load(weights, rename=text, **GIVEN)
     for text in ("s/(/b/", r"s/a/\1/", "s/[/b/g", r"s/a/\g<x>/", r"s/a/\q/"):
-        with pytest.raises(ci.CheckpointError, match="are no regular expression and its"):
+        with pytest.raises(ci.CheckpointError, match="write s/PATTERN/REPLACEMENT/"):
             ci.load(weights, rename=text, **GIVEN)

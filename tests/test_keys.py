@@ -157,9 +157,7 @@ def test_traps_are_refused():
     untied[0] += 1
     fails(f"{key} holds different projections", clip | {key: untied}, **GIVEN["clipa"])
     fails("text_n_heads cannot be inferred", clip, n_heads=5, image_size=(6, 20))
-    with pytest.warns(
-        UserWarning, match="1 small tensors that no published code describes are left out: extra"
-    ):
+    with pytest.warns(UserWarning, match="1 small unknown tensors are left out: extra"):
         ci.load(clip | {"extra": torch.ones(3)}, **GIVEN["clipa"])
     fails(r"keys not used \(1\): extra", clip | {"extra": torch.ones(300, 300)}, **GIVEN["clipa"])
     chat = published("nanochat-crate", p=6)

@@ -77,7 +77,7 @@ def test_variants(images):
     for variant in ("c", "n", "t", "identity"):
         model = make(variant=variant, d_model=HEADS * D_HEAD)
         weights = published_layout(model)
-        fails("variant cannot be inferred .* one of c, n, t, identity", weights, **given(model))
+        fails("has no output matrix .* one of c, n, t, identity", weights, **given(model))
         equal(ci.load(weights, variant=variant, **given(model)), model)
     with_output = published_layout(make(d_model=HEADS * D_HEAD))
     fails(
@@ -126,7 +126,7 @@ CONTRADICTED = {
     r"image_size=\(6, 25\) .*contradicts pos_embedding": {"image_size": (6, 25)},
     r"no field 'lambda'. Did you mean lambd\?": {"lambda": 0.1},
     "n_heads='5': give a whole number": {"n_heads": "5"},
-    "device='gpu' is not a device that torch can compute on": {"device": "gpu"},
+    "torch cannot compute on device='gpu'": {"device": "gpu"},
     "too large for torch.float16": {"dtype": torch.float16},
     "family='vit' has no known layout: give one of 'crate'": {"family": "vit"},
 }
@@ -139,12 +139,12 @@ UNKNOWN = {  # first words -> a source, and what is given beside it
     "is not a path inside a repo": ("UCSC-VLAA/CRATE-alpha", {"file": "../../etc/passwd"}),
     "has no revision 'step-7': give one of step-0": ("crate-tiny-fashion", {"revision": "step-7"}),
     "no revision 'step-7': its steps .* lie in the rep": ("crate-tiny-lm", {"revision": "step-7"}),
-    "has no published layout: its 2 keys begin with a, b, but crate has": (
+    "has no published layout: its 2 keys begin with a, b, but crate, the nearest": (
         {"a": torch.ones(2), "b": torch.ones(3)},
         {"n_heads": 1},
     ),
     "ci.bridge.load loads ViT, DeiT": {"vit.layernorm.weight": torch.ones(2)},
-    "is not a state dict: it holds no tensors": {"a": 3},
+    "holds no tensors": {"a": 3},
 }
 
 
@@ -163,7 +163,7 @@ def test_what_is_no_model_is_refused(match):
 
 def test_what_tensors_cannot_tell_and_bad_weights(model):
     weights = published_layout(model)
-    fails("n_heads cannot .* one of 1, 5, 7, 35.*n_heads=5.* if heads are 7 wide", weights)
+    fails("n_heads cannot .* one of 1, 5, 7, 35", weights)
     fails("12 patches make no square grid", weights, n_heads=HEADS, patch_size=(2, 5))
     if model.cfg.family == "crate":
         fails("patch_size cannot be inferred: patches have 30 values", weights, n_heads=HEADS)
@@ -278,7 +278,7 @@ def test_bad_folders(tmp_path, model):
     fails("no field 'heads'. Did you mean n_heads", tmp_path)
     (tmp_path / "config.json").write_text(text)
     (tmp_path / "model.safetensors").unlink()
-    fails("is missing: the folder has a config but no weights", tmp_path)
+    fails("model.safetensors is missing", tmp_path)
 
 
 def test_steps_along_a_training(tmp_path):
@@ -293,4 +293,4 @@ def test_steps_along_a_training(tmp_path):
     fails("has no revision '../model': give one of step-2, step-10, or None", folder,
           revision="../model")  # fmt: skip
     weights.rename(tmp_path / "weights")
-    fails("has no model.safetensors: give revision='step-2', or another of step-2, step-10", folder)
+    fails("model.safetensors is missing", folder)

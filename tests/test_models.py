@@ -304,7 +304,7 @@ def test_names_the_papers_use(model):
     assert block.mssa is block.attn and block.ista is block.mlp
     assert len(list(model.modules())) == len({id(module) for module in model.modules()})
     if model.cfg.family == "crate":
-        refuses("has no W_out: in CRATE the sparse code", lambda: block.mlp.W_out, AttributeError)
+        refuses("no attribute 'W_out'", lambda: block.mlp.W_out, AttributeError)
     else:
         assert torch.equal(block.mlp.W_out, block.mlp.D1.T)
 

@@ -112,28 +112,26 @@ def test_what_lies_beside_the_model_is_left_out_with_a_warning(tmp_path):
     model = trained()
     state = {f"model.{name}": value for name, value in model.state_dict().items()}
     path = lightning_file(model, tmp_path / "a.ckpt", state_dict=state | {"loss.w": torch.ones(2)})
-    with pytest.warns(UserWarning, match="tensors outside the model 'model' are left out: loss.w"):
+    with pytest.warns(UserWarning, match="tensors outside the model are left out: loss.w"):
         same(ci.load(path, config=model.cfg), model)
     twice = state | {f"teacher.{name}": value for name, value in model.state_dict().items()}
     path = lightning_file(model, tmp_path / "b.ckpt", state_dict=twice)
-    several = (
-        "holds weights under 'state_dict.model' and 'state_dict.teacher': choose one, such as "
-    )
+    several = "holds weights under 'state_dict.model' and 'state_dict.teacher': pass one"
     fails(several, path, config=model.cfg)
 
 
 def test_wrong_and_missing_configs_are_told(tmp_path):
     model = trained()
     path = lightning_file(model, tmp_path / "lit.ckpt")
-    fails(r"config.json next to it. Put its config.json there.*config=model.cfg\)", path)
+    fails(r"config.json next to it: put it there.*config=model.cfg\)", path)
     fails("n_heads=3 contradicts config=, which says 5", path, config=model.cfg, n_heads=3)
     fails("family='crate-alpha' contradicts", path, config=model.cfg, family="crate-alpha")
     same(ci.load(path, config=model.cfg, n_heads=5, family="crate"), model)
-    fails("there is no nowhere", path, config="nowhere")
-    fails("holds no config of a hooked model", path, config={"d_model": 3})
+    fails("is no config of a hooked model", path, config="nowhere")
+    fails("is no config of a hooked model", path, config={"d_model": 3})
     other = tmp_path / "config.json"
     other.write_text(json.dumps({"model_type": "vit"}))
-    fails("holds no config of a hooked model", path, config=other)
+    fails("is no config of a hooked model", path, config=other)
     less = {name: value for name, value in model.state_dict().items() if name != "ln_final.bias"}
     fails(r"keys missing \(1\): ln_final.bias", less, config=model.cfg)
     fails("keys not used", model.state_dict(), config=make(n_layers=2).cfg)
@@ -160,7 +158,7 @@ def test_the_last_step_of_a_trainer_is_taken(tmp_path):
     folder = trainer_folder(tmp_path / "run", models)
     same(ci.load(folder, config=models[1000].cfg), models[1000])
     same(ci.load(folder / "checkpoint-500", config=models[500].cfg), models[500])
-    fails("checkpoint-1000.*no config.json next to it. Put its", folder)
+    fails("checkpoint-1000.*no config.json next to it: put it", folder)
     models[90].save_pretrained(tmp_path / "first")
     (folder / "config.json").write_text((tmp_path / "first" / "config.json").read_text())
     same(ci.load(folder / "checkpoint-90"), models[90])

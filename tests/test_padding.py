@@ -122,7 +122,7 @@ def test_the_cache_of_keys_and_values_knows_padding(lm):
         again = lm(torch.cat([tokens, tokens[:, :2]], dim=1), attention_mask=longer)
     torch.testing.assert_close(more, again[:, -2:], **CLOSE)
     refuses(
-        "differs from the mask with which the 8 tokens of the past were",
+        "differs from that of the past",
         lambda: lm(tokens[:, :1], past=past, attention_mask=torch.ones(3, 9)),
     )
 
@@ -131,8 +131,7 @@ def test_the_cache_of_keys_and_values_knows_padding(lm):
 @pytest.mark.parametrize(
     ("words", "told"),
     {
-        "attention_mask has shape .3, 5.: .* .3, 6.": lambda real: real[:, 1:],
-        "attention_mask is list": lambda real: real.tolist(),
+        "attention_mask has shape .3, 5.: give shape .3, 6.": lambda real: real[:, 1:],
         "give 1 for real tokens and 0 for padding": lambda real: real * 2,
         "hides every token of row 0": lambda real: real & False,
     }.items(),

@@ -178,7 +178,6 @@ BAD = {  # first words of the refusal -> what is given
     r"shape \(5, 7\): give \[batch, 3, ": np.zeros((5, 7), np.uint8),
     "floats up to 255, .* give model.preprocess": np.full((2, 3, 6, 20), 255.0),
     "images are torch.int64: give uint8": np.zeros((2, 3, 6, 20), np.int64),
-    "the array is empty": np.zeros((0, 3, 6, 20), np.uint8),
 }
 
 

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import warnings
 
 import pytest
 import torch
@@ -157,15 +156,10 @@ def test_batch_norm_stays_frozen_in_train_mode():
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with torch.no_grad():
         out = model(images)
-        with pytest.warns(UserWarning, match="statistics of batch norm"):
-            model.train()
+        model.train()
         assert torch.equal(model(images), out)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model.train()  # once is enough
-        model.eval()
 
 
 def test_the_language_model_with_a_past_and_padding():

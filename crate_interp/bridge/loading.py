@@ -17,7 +17,7 @@ from crate_interp.config.families import SUBSPACES
 from crate_interp.core import checks
 from crate_interp.core.errors import CheckpointError
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.text.tokenizer import check, safely
+from crate_interp.models.text.tokenizer import check
 
 _FILE = "preprocessor_config.json"
 # Pillow's numbers for its filters
@@ -275,10 +275,8 @@ def _tokenizer(folder: Path) -> object:
     from transformers import PreTrainedTokenizerFast
 
     try:
-        safely(lambda: check(path.read_text(encoding="utf-8")))
-        return safely(
-            lambda: PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-        )
-    except CheckpointError as error:
+        check(read_json(path))
+        return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # the tokenizers library raises bare exceptions
         warnings.warn(f"{path} is left out: {error}", stacklevel=3)
         return None

@@ -72,7 +72,7 @@ def build(contents: Contents, dtype: torch.dtype) -> Any:
             _leave_out(tensors, head, f"{contents.where}: the head is left out")
     with torch.device("meta"):
         model = kind(cfg)
-    wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    wanted = Shapes({name: tuple(one.shape) for name, one in model.state_dict().items()})
     _check_keys(tensors, target_of, wanted, what)
     check_weights(tensors, contents.where, dtype)
     named = {target_of[key]: key for key in tensors if key in target_of}  # parameter -> source key
@@ -104,9 +104,8 @@ def parts_of(contents: Contents) -> Parts:
         fields = model_folders.fields_of(None, contents.given, contents.family)
         if not {"family", "d_model", "n_layers"} <= set(fields):
             raise CheckpointError(
-                f"{contents.where} has the names of a hooked model, but no config.json next to it. "
-                "Put its config.json there, or load the folder that model.save_pretrained(folder) "
-                "writes; in Python, the whole config is ci.load(file, config=model.cfg)."
+                f"{contents.where} has the names of a hooked model, but no config.json next to it: "
+                "put it there, or give the config, ci.load(file, config=model.cfg)."
             )
         cfg = CrateConfig.from_dict(fields)
         cfg.assume(fields)
@@ -131,13 +130,9 @@ def _published_parts(contents: Contents) -> Parts:
     if layout.tolerant:
         # unknown keys of a known module are not left out: they would change the module's output
         ours = {key.split(".")[0] for key in target_of}
-        small = [
-            key
-            for key, value in tensors.items()
-            if key not in target_of and value.numel() <= _SMALL and key.split(".")[0] not in ours
-        ]
-        words = "small tensors that no published code describes are left out"
-        _leave_out(tensors, small, f"{where}: {len(small)} {words}")
+        unknown = [key for key in tensors if key.split(".")[0] not in ours]
+        small = [key for key in unknown if tensors[key].numel() <= _SMALL]
+        _leave_out(tensors, small, f"{where}: {len(small)} small unknown tensors are left out")
     for key, value in layout.optional.items():
         tensors.setdefault(key, torch.full((cfg.n_layers,), value))
     words = f"{layout.family}, with the keys {', '.join(layout.markers)}"
@@ -157,13 +152,11 @@ def _config(
     row, where = contents.row or {}, contents.where
     told = contents.config | (contents.namespace if layout.namespace else {})
     given, in_file = checked(contents.given), checked(layout.translate(told))
-    for name, value in in_file.items():
-        if name not in model_folders.STRUCTURE:
-            continue
-        told, source = (row | given).get(name, value), "" if name in given else ", of the table,"
+    for name in in_file.keys() & set(model_folders.STRUCTURE):
+        value, told = in_file[name], (row | given).get(name, in_file[name])
         if told != value:
             raise CheckpointError(
-                f"{name}={told!r}{source} contradicts the config in {where}, which says {value!r}."
+                f"{name}={told!r} contradicts the config in {where}, which says {value!r}."
             )
     known = {**in_file, **checked(row), **given}
     if layout.any_size and "crop" in given and "image_size" not in given:
@@ -197,16 +190,14 @@ def _output_matrix(layout: Layout, shapes: Shapes, values: Fields, where: str) -
     ]
     has_output = any(key in shapes for key in outputs)
     whole_stream = values["n_heads"] == 1 and values["d_head"] == values["d_model"]
-    open_variant = layout.family in ("crate", "crate-alpha") and "variant" not in values
-    if open_variant and not has_output and not whole_stream:
-        raise CheckpointError(
-            f"variant cannot be inferred from {where}: the file has no output matrix "
-            f"({outputs[0]}), so its variant is one of c, n, t, identity. "
-            "Give the variant: ci.load(..., variant='c')."
-        )
+    if "variant" not in values and layout.family in ("crate", "crate-alpha"):
+        if not has_output and not whole_stream:
+            raise CheckpointError(
+                f"{where} has no output matrix ({outputs[0]}), so its variant is one of c, n, t, "
+                "identity. Give the variant: ci.load(..., variant='c')."
+            )
     own = values.get("variant", "crate") in ("crate", "fix")
-    told = whole_stream and has_output and own and "output_matrix" not in values
-    return {"output_matrix": True} if told else {}
+    return {"output_matrix": True} if whole_stream and has_output and own else {}
 
 
 def _leave_out(tensors: dict[str, Tensor], keys: list[str], words: str) -> None:
@@ -217,32 +208,30 @@ def _leave_out(tensors: dict[str, Tensor], keys: list[str], words: str) -> None:
 
 
 def _check_keys(
-    tensors: dict[str, Tensor],
-    target_of: dict[str, str],
-    wanted: dict[str, tuple[int, ...]],
-    what: str,
+    tensors: dict[str, Tensor], target_of: dict[str, str], wanted: Shapes, what: str
 ) -> None:
     """Raises one CheckpointError for all surplus keys, missing keys and wrong shapes.
 
     wanted: the shape of each parameter. what: the beginning of the error's text.
     """
     key_of = {target: key for key, target in target_of.items()}
-    filled = {target_of[key]: key for key in tensors if key in target_of}
-    unused = [key for key in tensors if target_of.get(key) not in wanted]
-    missing = [
-        f"{key_of.get(name, name)} {list(shape)}"
-        for name, shape in wanted.items()
-        if name not in filled
-    ]
-    wrong = [
-        f"{key} is {list(tensors[key].shape)}; expected {list(wanted[name])}"
-        for name, key in filled.items()
-        if name in wanted and tuple(tensors[key].shape) != wanted[name]
-    ]
-    sides = (("keys not used", unused), ("keys missing", missing), ("wrong shapes", wrong))
+    shapes = {target_of[key]: tuple(tensors[key].shape) for key in tensors if key in target_of}
+    sides = {
+        "keys not used": [key for key in tensors if target_of.get(key) not in wanted],
+        "keys missing": [
+            f"{key_of.get(name, name)} {list(wanted[name])}"
+            for name in wanted
+            if name not in shapes
+        ],
+        "wrong shapes": [
+            f"{key_of[name]} is {list(shapes[name])}; expected {list(shape)}"
+            for name, shape in wanted.items()
+            if shapes.get(name, shape) != shape
+        ],
+    }
     listed = [
         f"{title} ({len(keys)}): {', '.join(keys[:_SHOWN])}{', ...' if len(keys) > _SHOWN else ''}"
-        for title, keys in sides
+        for title, keys in sides.items()
         if keys
     ]
     if listed:

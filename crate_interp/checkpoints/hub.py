@@ -117,17 +117,13 @@ def fetch(
         )
     except Exception as error:  # the client raises its own errors, those of HTTP and the system's
         raise _explained(error, repo, file, revision, local_files_only) from error
-    path, row = Path(path), row or {}
-    for column, value in (("bytes", path.stat().st_size), ("sha256", None)):
-        wanted = row.get(column)
-        if wanted is not None and value is None:
-            value = digest(path).removeprefix("sha256:")
-        if wanted not in (None, value):
-            raise CheckpointError(
-                f"{row['name']}: {path} has {column} {value}; expected {wanted}. Remove it and "
-                "load it again. If that fails too, the file on the Hub has changed: give "
-                "revision='main' to load it as it is."
-            )
+    path, wanted = Path(path), (row or {}).get("sha256")
+    if row is not None and wanted and digest(path) != f"sha256:{wanted}":
+        raise CheckpointError(
+            f"{row['name']}: {path} has another sha256 than {wanted}. Remove it and load it again. "
+            "If that fails too, the file on the Hub has changed: give revision='main' to load it "
+            "as it is."
+        )
     return path
 
 
@@ -152,15 +148,11 @@ def _explained(
         return MissingFile(f"{repo} has no file {file!r}{at}: see {tree}.")
     # kind of error -> what it means; the first that fits
     meanings: dict[type[Exception], str] = {
-        errors.HFValidationError: f"{plain(repr(repo), 80)} is not the name of a repo: {words}",
-        errors.GatedRepoError: f"{repo} is gated: accept its terms on huggingface.co, then run "
-        f"`hf auth login`, or {access}",
+        errors.GatedRepoError: f"{repo} is gated: accept its terms on its page, then {access}",
         errors.RepositoryNotFoundError: f"the Hub has no repo {repo!r}, or it is private: check "
         f"the name, or {access}",
         errors.RevisionNotFoundError: f"{repo} has no revision {revision!r}: give a branch, a tag "
         "or a full commit hash, or leave revision out.",
-        errors.LocalEntryNotFoundError: f"cannot reach the Hub for {repo}/{file}{at}, and the "
-        f"cache does not have it: {words}. Try again later.",
         Exception: f"cannot download {repo}/{file}{at}: {words}. Load it again: what came is kept, "
         "and the download goes on.",
     }

@@ -78,8 +78,8 @@ def load(
     or an argument.
     """
     dtype = dtype or torch.float32
-    place = _checked_arguments(source, dtype, head, fields, device)
-    fields = fields if head else fields | {"n_classes": 0}
+    place = _checked_arguments(source, dtype, device)
+    fields |= {} if checks.flag("head", head) else {"n_classes": 0}
     net = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
     wanted = Source(source, family, file, revision, rename, fields, net, weights)
     try:
@@ -88,32 +88,23 @@ def load(
         raise
     except ValueError as error:  # the tensors allow such a config, but CrateConfig does not
         raise CheckpointError(str(error)) from None
-    except (RuntimeError, TypeError, AttributeError, OverflowError) as error:  # of an odd argument
+    except (RuntimeError, TypeError, LookupError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{wanted.name} cannot be loaded: {error}") from error
 
 
-def _checked_arguments(
-    source: object, dtype: object, head: object, fields: dict[str, Any], device: Any
-) -> torch.device:
+def _checked_arguments(source: object, dtype: object, device: Any) -> torch.device:
     """Returns the device; raises CheckpointError for an argument that cannot be used."""
     if not isinstance(source, (str, Path, Mapping, torch.nn.Module)) or source == "":
         wanted = "give a file, a folder, a name of ci.list_models(), or a state dict."
         raise CheckpointError(f"cannot load {source!r}: {wanted}")
     if dtype not in DTYPES:
         raise CheckpointError(f"dtype={dtype!r}: give a floating torch dtype, as torch.float32.")
-    if head is not True and (head is not False or fields.get("n_classes", 0) != 0):
-        raise CheckpointError(
-            f"head={head!r} with n_classes={fields.get('n_classes')!r}: give head=False, without "
-            "n_classes, to leave the classifier's head out."
-        )
     try:
         torch.empty(1, device=device).cpu()  # raises where there is no such device, or no numbers
         return torch.device(device)
     except (RuntimeError, TypeError, AssertionError, NotImplementedError):
-        raise CheckpointError(
-            f"device={device!r} is not a device that torch can compute on: "
-            "give 'cpu', 'cuda' or 'cuda:1'."
-        ) from None
+        ways = "give 'cpu', 'cuda' or 'cuda:1'."
+        raise CheckpointError(f"torch cannot compute on device={device!r}: {ways}") from None
 
 
 def _load(source: Source, config: GivenConfig | None, dtype: torch.dtype) -> Any:
@@ -136,21 +127,14 @@ def _load(source: Source, config: GivenConfig | None, dtype: torch.dtype) -> Any
     model = attach(model, contents.folder, source.hub)
     cfg, name = model.cfg, plain(source.name, 200)
     if getattr(cfg, "grid_guessed", False):
-        note(
-            f"{name}: image_size={cfg.image_size} is a guess, because the number of patches is a "
-            "square. Give image_size=(height, width) to make sure."
-        )
+        note(f"{name}: image_size={cfg.image_size} is a guess: give image_size=(height, width).")
     values = {field: getattr(cfg, field) for field in getattr(cfg, "assumed", ())}
     if values:
-        defaults = [f"{field} {value}" for field, value in values.items() if value is not None]
-        parts = [f"{', '.join(defaults)} (published defaults)"] if defaults else []
-        absent = [field for field, value in values.items() if value is None]
-        parts += [f"no {', '.join(absent)}"] if absent else []
+        listed = ", ".join(f"no {x}" if one is None else f"{x} {one}" for x, one in values.items())
         first = next(iter(values))
-        example = f"{first}={values[first]!r}" if defaults else "mean=[...], std=[...]"
         note(
-            f"{name}: assumed {', '.join(parts)}. Give what you trained otherwise: "
-            f"ci.load(..., {example})."
+            f"{name}: assumed {listed} (published defaults). Give what you trained otherwise, "
+            f"such as ci.load(..., {first}={values[first]!r})."
         )
     return model
 

@@ -36,19 +36,19 @@ def read_own_config(folder: Path, given: dict[str, Any]) -> CrateConfig | SAECon
         raise CheckpointError(
             f"{path} was not written by crate_interp: give the weight file in that folder instead."
         )
-    fields = content.get("config")
-    if content.get("format") != 1 or not isinstance(fields, dict):
+    if content.get("format") != 1:
         raise CheckpointError(
             f"{path} has format {content.get('format')!r}; this version reads format 1."
         )
     try:
+        fields = dict(content["config"])
         if fields.get("family") == "sae":
             return SAEConfig(**fields)
         stored = CrateConfig.from_dict(fields)
         sure: dict[str, Any] = {"grid_guessed": False} if "image_size" in given else {}
         sure["assumed"] = [name for name in stored.assumed if name not in given]
         cfg = CrateConfig.from_dict(fields | sure | given)
-    except (TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{error} The other fields come from {path}.") from None
     for name in STRUCTURE:
         headless = name == "n_classes" and cfg.kind == "vision" and cfg.n_classes == 0
@@ -68,11 +68,6 @@ def weights_of(folder: Path, revision: str | None, elsewhere: str | None = None)
     steps = {path.stem: path for path in (folder / STEPS).glob("step-*.safetensors")}
     names = sorted(steps, key=lambda name: (len(name), name))
     if revision is None:
-        if steps and not (folder / WEIGHTS).exists():
-            raise CheckpointError(
-                f"{folder} has no {WEIGHTS}: give revision={names[0]!r}, or another of "
-                f"{', '.join(names)}."
-            )
         return folder / WEIGHTS
     if revision not in steps:
         ways = f"give one of {', '.join(names)}, or None." if names else elsewhere
@@ -95,7 +90,7 @@ def fields_of(config: object, given: Mapping[str, Any], family: str | None) -> d
         return dict(given) | ({} if family is None else {"family": family})
     fields = _config_fields(config)
     assumed = fields.pop("assumed", ())
-    for name, value in {**given, **({"family": family} if family else {})}.items():
+    for name, value in {**given, "family": family or fields["family"]}.items():
         told = value if name in assumed else fields.get(name, value)
         one, other = (list(x) if isinstance(x, tuple) else x for x in (told, value))
         headless = name == "n_classes" and value == 0  # the head is left out
@@ -109,19 +104,16 @@ def _config_fields(config: object) -> dict[str, Any]:
     """Returns the fields of a CrateConfig, a dict, or a config.json of ours, given by its path."""
     if isinstance(config, CrateConfig):
         return config.to_dict()
-    content, where = config, f"config={config!r}"
+    content: Any = config
     if isinstance(config, (str, Path)):
         path = Path(config).expanduser()
-        where = str(path / CONFIG if path.is_dir() else path)
-        content = read_json(Path(where))
-        if content is None:
-            raise CheckpointError(f"config={str(config)!r}: there is no {where}.")
+        content = read_json(path / CONFIG if path.is_dir() else path)
     if isinstance(content, Mapping) and content.get("library") == LIBRARY:
         content = content.get("config")
     if not isinstance(content, Mapping) or not isinstance(content.get("family"), str):
         raise CheckpointError(
-            f"{where} holds no config of a hooked model: give a CrateConfig such as model.cfg, a "
-            "dict of its fields with a `family`, or the path of the config.json of save_pretrained."
+            f"config={config!r} is no config of a hooked model: give a CrateConfig such as "
+            "model.cfg, a dict of its fields with a `family`, or the path of its config.json."
         )
     check_names(content)
     return dict(content)
@@ -165,11 +157,8 @@ def read_sharded(index: Path, **choice: object) -> Contents:
     """
     content: dict[str, Any] = {}
     for name in files_of(read_json(index), str(index), INDEXES[index.name]):
-        path = index.parent / name
-        if not path.is_file():
-            raise CheckpointError(f"{path} is missing, but {index.name} names it: download it.")
-        held = read_content(path)
-        content |= held if isinstance(held, Mapping) else {}
+        held: Any = read_content(index.parent / name)
+        content |= held
     options: Any = choice
     tensors, notes = find_weights(content, str(index), **options)
     config = read_config(index.parent / CONFIG)

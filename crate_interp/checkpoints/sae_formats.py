@@ -16,12 +16,15 @@ from crate_interp.checkpoints import read_weights
 from crate_interp.checkpoints.read_weights import Contents
 from crate_interp.core import checks
 from crate_interp.core.errors import CheckpointError
-from crate_interp.models.sae import NORMALIZATIONS, SAEConfig, bias_shapes
+from crate_interp.models.sae import NORMALIZATIONS, SAEConfig
 
 # options of ci.load that only autoencoders have
 GIVEN_FIELDS = ("hook_name", "scaling_factor")
 SAELENS_CONFIG, SAELENS_WEIGHTS = "cfg.json", "sae_weights.safetensors"
-_PUBLISHED = {"hook_name": "act_name", "d_in": "act_size", "d_sae": "dict_size"}
+_PUBLISHED = {
+    "hook_name": "act_name", "d_in": "act_size", "d_sae": "dict_size", "l1_coeff": "l1_coeff",
+    "model_name": "model_name",
+}  # fmt: skip
 # name in cfg.json -> our name
 _ARCHITECTURES = {
     "standard": "standard",
@@ -50,26 +53,14 @@ def config_of(contents: Contents) -> SAEConfig:
     if isinstance(contents.cfg, SAEConfig):
         fields = contents.cfg.to_dict()
     else:
-        names = {"l1_coeff": "l1_coeff", "model_name": "model_name"} | _PUBLISHED
-        fields = {ours: contents.config.get(theirs) for ours, theirs in names.items()}
+        fields = {ours: contents.config.get(theirs) for ours, theirs in _PUBLISHED.items()}
     fields |= given
     if not isinstance(fields["hook_name"], str):
         raise CheckpointError(
             f"{where}: nothing says which hook point the autoencoder reads. Give the point: "
             "ci.load(..., hook_name='blocks.0.mlp.hook_post')."
         )
-    cfg = SAEConfig(**fields | _sizes(tensors, fields, where))
-    shapes = {"W_enc": (cfg.d_in, cfg.d_sae), "W_dec": (cfg.d_sae, cfg.d_in)} | bias_shapes(cfg)
-    if set(tensors) != set(shapes):
-        raise CheckpointError(
-            f"{where} has the keys {', '.join(tensors)}; a sparse autoencoder of architecture "
-            f"{cfg.architecture!r} has {', '.join(shapes)}."
-        )
-    for name, shape in shapes.items():
-        if tuple(tensors[name].shape) != shape:
-            found = list(tensors[name].shape)
-            raise CheckpointError(f"{where}: {name} is {found}; expected {list(shape)}.")
-    return cfg
+    return SAEConfig(**fields | _sizes(tensors, fields, where))
 
 
 def _sizes(tensors: Mapping[str, Tensor], config: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -140,14 +131,9 @@ def _fields(values: dict[str, Any], activation: object, config: Path) -> dict[st
     if normalize == _AVERAGE and factor is None:
         raise CheckpointError(
             f"{config}: normalize_activations is {_AVERAGE!r}, but the factor is missing: "
-            "give scaling_factor=F, where F is sqrt(d_in) divided by the mean length of an "
-            "activation, or scaling_factor=1 if the factor was folded into the weights."
+            "give scaling_factor=F, sqrt(d_in) divided by the mean length of an activation."
         )
-    if not isinstance(values["hook_name"], str):
-        raise CheckpointError(
-            f"{config}: nothing says which hook point the autoencoder reads. Give the point: "
-            "ci.saes.load(..., hook_name='blocks.0.hook_resid_post')."
-        )
+
     model_name = values.get("model_name")
     return {
         "hook_name": values["hook_name"],
@@ -164,12 +150,10 @@ def _fold(
     tensors: dict[str, Tensor], sizes: dict[str, int], values: dict[str, Any], where: str
 ) -> None:
     """Folds the factors and norms of features into the weights."""
-    d_in, d_sae = sizes.values()
+    d_sae = sizes["d_sae"]
     architecture = values.get("architecture", "standard")
     scale = tensors.pop("scaling_factor", torch.ones(d_sae))  # of features, from fine-tuning
-    shapes = {name: tuple(value.shape) for name, value in tensors.items()}
-    if shapes.get("W_dec") != (d_sae, d_in) or shapes.get("b_enc", (d_sae,)) != (d_sae,):
-        return  # `config_of` refuses these shapes
+
     if not bool((scale == 1).all()):
         if not values.get("finetuning_scaling_factor") or tuple(scale.shape) != (d_sae,):
             raise CheckpointError(

@@ -18,15 +18,10 @@ from crate_interp.core import checks
 from crate_interp.core.errors import CheckpointError
 from crate_interp.core.folders import differs, listed
 from crate_interp.models.hooked import hooked_part
-from crate_interp.models.sae import SAEConfig
 from crate_interp.models.saving import CONFIG, TOKENIZER, WEIGHTS
 
 Given = str | Path | Mapping[str, Any] | torch.nn.Module
-# option -> what it chooses, for errors
-_CHOOSES = {
-    "revision": "a step of a training, or a commit on the Hub",
-    "file": "a file of a repo on the Hub",
-}
+
 WEIGHT_SUFFIXES = (".pth", ".pt", ".safetensors", ".npz")
 
 
@@ -63,17 +58,7 @@ class Source:
         for name in names:
             value = getattr(self, name)
             if value is not None:
-                raise CheckpointError(
-                    f"{name}={value!r} has no meaning for {where}: it chooses {_CHOOSES[name]}."
-                )
-
-    def refuse_choice(self) -> None:
-        """Raises CheckpointError for options about keys, which a saved model does not need."""
-        if self.rename is not None or self.weights is not None:
-            raise CheckpointError(
-                "rename= and weights= are for a weight file or a state dict, but "
-                f"{self.name!r} is a saved model: leave them out."
-            )
+                raise CheckpointError(f"{name}={value!r} has no meaning for {where}: leave it out.")
 
     def fetch(self, repo: str, file: str, revision: str | None) -> Path:
         """Returns the path of a file of a repo, downloaded unless the cache has it."""
@@ -126,8 +111,7 @@ def contents_of(source: Source) -> Contents:
     hint = checks.did_you_mean(name, [row["name"] for row in hub.MODELS])
     if address := re.match(r"(?:hf://|https://huggingface\.co/)([\w.-]+/[\w.-]+)", name):
         hint = f"Give {address[1]!r}, with file='...' for a file in the repo."
-    if at_step := re.fullmatch(r"(.+)@(step-\d+)", name):
-        hint = f"Give {at_step[1]!r}, with revision={at_step[2]!r}."
+
     raise CheckpointError(
         f"{checks.shown(name)} is no file, no folder, no known model and no owner/repo on the Hub."
         f"{' ' * bool(hint)}{hint} ci.list_models() lists the known models."
@@ -152,7 +136,7 @@ def _directory(source: Source, path: Path) -> Contents:
     source.refuse_options(str(path), "revision")
     files = sae_formats.SAELENS_CONFIG, sae_formats.SAELENS_WEIGHTS
     if source.family in (None, "sae") and all((path / name).is_file() for name in files):
-        source.refuse_choice()
+        source.refuse_options("a saved model", "rename", "weights")
         return sae_formats.read_saelens(path, source.fields)
     # another library's config, such as nanochat's
     if read_weights.read_config(config) and weights.exists():
@@ -161,10 +145,7 @@ def _directory(source: Source, path: Path) -> Contents:
         return _saved_folder(source, path, weights)
     trained = model_folders.trained_folder(path)
     if trained is None:
-        raise CheckpointError(
-            f"{path} has no {CONFIG}: give the weight file in it, or a folder made by "
-            "save_pretrained."
-        )
+        raise CheckpointError(f"{path} has no {CONFIG}: give the weight file in it.")
     weights, beside = trained
     if beside is not None:
         fields = model_folders.fields_of(beside, source.fields, source.family)
@@ -178,12 +159,12 @@ def _saved_folder(source: Source, folder: Path, weights: Path) -> Contents:
     weights: the path of the folder's weights, or of the weights after a step of training.
     """
     family = source.family
-    source.refuse_choice()
+    source.refuse_options("a saved model", "rename", "weights")
     cfg = model_folders.read_own_config(
         folder, source.fields | ({"family": family} if family else {})
     )
     if not weights.exists():
-        raise CheckpointError(f"{weights} is missing: the folder has a config but no weights.")
+        raise CheckpointError(f"{weights} is missing.")
     changed = differs(folder, listed(folder / CONFIG)) if weights == folder / WEIGHTS else ()
     if changed:  # a step of a training has no digest
         raise CheckpointError(
@@ -191,8 +172,6 @@ def _saved_folder(source: Source, folder: Path, weights: Path) -> Contents:
             "digest for it. Save or download the folder again; or remove `files` from the config "
             "to load the file as it is."
         )
-    if isinstance(cfg, SAEConfig) and family not in (None, "sae"):
-        raise CheckpointError(f"family={family!r} contradicts {folder / CONFIG}, which says 'sae'.")
     contents = read_weights.read_file(weights)
     return replace(contents, cfg=cfg, given=source.fields, folder=folder)
 

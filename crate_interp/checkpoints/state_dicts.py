@@ -72,21 +72,16 @@ def rename_function(rename: Rename | str | None) -> Rename | None:
     """
     if rename is None or callable(rename):
         return rename
-    parts = _SED.fullmatch(rename) if isinstance(rename, str) else None
-    if parts is None:
+    parts = _SED.fullmatch(str(rename))
+    try:
+        sign, pattern, replacement, every = [] if parts is None else parts.groups()
+        pattern, replacement = (x.replace("\\" + sign, sign) for x in (pattern, replacement))
+        compiled, count = re.compile(pattern), 0 if every else 1
+        compiled.sub(replacement, "")  # raises for a group that the pattern lacks
+    except (ValueError, re.error, IndexError) as error:
         raise CheckpointError(
             f"rename={checks.shown(rename)}: write s/PATTERN/REPLACEMENT/, {_FORM}, or give a "
-            "function from a key to the published key."
-        )
-    sign, count = parts[1], 0 if parts[4] else 1
-    pattern, replacement = (part.replace("\\" + sign, sign) for part in parts.group(2, 3))
-    try:
-        compiled = re.compile(pattern)
-        compiled.sub(replacement, "")  # raises for a group that the pattern lacks
-    except (re.error, IndexError) as error:
-        raise CheckpointError(
-            f"rename={rename!r}: {pattern!r} and {replacement!r} are no regular expression and its "
-            f"replacement: {error}. Write s/PATTERN/REPLACEMENT/, {_FORM}."
+            f"function from a key to the published key ({error})."
         ) from None
     return lambda key: compiled.sub(replacement, key, count=count) or None
 
@@ -130,28 +125,20 @@ def find_weights(
     rivals = averaged if weights == "ema" or not plain else plain
     if rename is not None and len(rivals) > 1:  # what `rename` made a published name
         rivals = [one for one in rivals if not one.prefix] or rivals
-    titles = {
-        kind: " and ".join(repr(one.title) for one in group[:4])
-        for kind, group in (("averaged", averaged), ("rivals", rivals))
-    }
     if len(rivals) > 1:
-        one = next((one for one in rivals if one.prefix), rivals[0])
-        pattern = re.escape(one.prefix).replace("/", "\\/")
-        way = f"choose one, such as ci.load(..., rename='s/^{pattern}//') for {one.title!r}."
-        if len({one.place for one in rivals}) > 1:
-            way = "pass one of them, as a state dict."
-        raise CheckpointError(f"{where} holds weights under {titles['rivals']}: {way}")
+        raise CheckpointError(
+            f"{where} holds weights under {_titles(rivals)}: pass one of them as a state dict, or "
+            "choose one by its prefix, rename='s/^PREFIX//'."
+        )
     tensors, notes = _separated(rivals[0], candidates)
     if weights != "ema" and averaged:
-        if plain:
-            note = f"the plain weights are taken, and the averaged ones under {titles['averaged']}"
-            note += " are left out (weights='ema' takes them)"
-        else:
-            note = (
-                f"the weights, under {titles['averaged']}, are averaged ones; there are no others"
-            )
-        notes = [note, *notes]
+        said = "left out (weights='ema' takes them)" if plain else "taken: there are no others"
+        notes.insert(0, f"the averaged weights under {_titles(averaged)} are {said}")
     return tensors, tuple(notes)
+
+
+def _titles(group: list[_Candidate]) -> str:
+    return " and ".join(repr(one.title) for one in group[:4])
 
 
 def _mappings(
@@ -168,10 +155,7 @@ def _mappings(
         if keys:
             mappings[place] = {key: part[key] for key in keys}
     if not mappings:
-        raise CheckpointError(
-            f"{where} is not a state dict: it holds no tensors, neither at its top nor one level "
-            "down. Give the state dict itself."
-        )
+        raise CheckpointError(f"{where} holds no tensors: give the state dict itself.")
     if rename is not None:
         usual = [place for place in mappings if place in _USUAL or _AVERAGED.search(place)]
         mappings = {place: mappings[place] for place in usual or mappings}
@@ -188,21 +172,15 @@ def _named(tensors: dict[str, Any], where: str, rename: Rename | None) -> dict[s
         words = [word for word in key.split(".") if word not in _WRAPPERS]
         while len(words) > 1 and words[0] == _PARALLEL:
             words.pop(0)
-        name = plain = ".".join(words) or key
+        name: Any = ".".join(words) or key
         if rename is not None:
-            name = rename(plain)
+            name = rename(name)
             if name is None:
                 continue
-            if not isinstance(name, str) or not name:
-                raise CheckpointError(
-                    f"rename({plain!r}) is {checks.shown(name)}: return a name, or None to leave "
-                    "the tensor out."
-                )
         if name in key_of:
-            cause = f"{where} gives" if rename is None else "rename gives"
-            both = f"{key_of[name]!r} and {key!r}"
             raise CheckpointError(
-                f"{cause} {both} the same name, {name!r}: give the state dict of one model."
+                f"{where}: {key_of[name]!r} and {key!r} get the same name, {name!r}: give the "
+                "state dict of one model."
             )
         key_of[name] = key
     return {name: tensors[key] for name, key in key_of.items()}
@@ -260,14 +238,13 @@ def _separated(
     losses = [key for key in inside if _LOSS.fullmatch(first_word[key])]
     words = chosen.words | {first_word[key] for key in inside if not _is_integer(inside[key])}
     counters = [key for key in inside if first_word[key] not in words and key not in losses]
-    place = chosen.prefix.rstrip("./")
     titles = {
-        f"tensors outside the model {place!r} are" if place else "other tensors are": outside,
-        "integer tensors that are no weights are": counters,
-        "tensors of a loss are": losses,
+        "tensors outside the model": outside,
+        "integer tensors that are no weights": counters,
+        "tensors of a loss": losses,
     }
     notes = [
-        f"{title} left out: {', '.join(keys[:_SHOWN])}"
+        f"{title} are left out: {', '.join(keys[:_SHOWN])}"
         + (f" and {len(keys) - _SHOWN} more" if keys[_SHOWN:] else "")
         for title, keys in titles.items()
         if keys

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
-from transformer_lens import ActivationCache, HookedRootModule
+from transformer_lens import ActivationCache
 from transformer_lens.utilities.slice import Slice
 
 from crate_hooks import full_name
@@ -40,29 +40,22 @@ def _at_places(value: Tensor, name: str, places: Int[Tensor, "pos"], of_all: int
     return value
 
 
-def _own_weights(method: Method) -> Method:
-    """Makes a method that reads weights check first that these made the activations."""
+def _checked(method: Method, weights: bool = True, stack: bool = False) -> Method:
+    """Makes a method check first what it reads.
+
+    weights: that the model's weights made the activations. stack: that the parts of the stack that
+    the method returns add up.
+    """
 
     @wraps(method)
     def checked(self: "CrateCache", *args: Any, **kwargs: Any) -> Any:
-        self.check_weights()
+        if weights:
+            self.check_weights()
+        if stack:
+            self._check_stack(method.__name__, args, kwargs)
         return method(self, *args, **kwargs)
 
     return cast(Method, checked)
-
-
-def _of_stack(name: str) -> Any:
-    """Returns a method of TransformerLens that checks first that the parts of its stack add up."""
-    method = getattr(ActivationCache, name)
-
-    @wraps(method)
-    def checked(self: "CrateCache", *args: Any, **kwargs: Any) -> Any:
-        if name != "accumulated_resid" and name != "decompose_resid":
-            self.check_weights()
-        self._check_stack(name, args, kwargs)
-        return method(self, *args, **kwargs)
-
-    return checked
 
 
 class CrateCache(ActivationCache):
@@ -181,11 +174,8 @@ class CrateCache(ActivationCache):
             raise ValueError("a CLIP is two models: read cache.visual or cache.text.")
         count = len(self.model.blocks)
         if not checks.is_int(layer) or not -count <= layer < count:
-            raise ValueError(self._no_layer(layer))
+            raise ValueError(f"layer={layer!r}: the model has layers 0 to {count - 1}.")
         return int(layer) % count
-
-    def _no_layer(self, layer: Any) -> str:
-        return f"layer={layer!r}: the model has layers 0 to {len(self.model.blocks) - 1}."
 
     def _why_missing(self, name: str) -> str:
         """Returns why the cache lacks a point, and what to type instead."""
@@ -209,17 +199,14 @@ class CrateCache(ActivationCache):
             meant = resolve(error.args[0], self.cache_dict)
             if meant in self.cache_dict:
                 return self.cache_dict[meant]
-            layer = key[1] if isinstance(key, tuple) and len(key) > 1 else 0
-            below = checks.is_int(layer) and layer < 0 and not self.model.towers
-            if below and layer < -len(self.model.blocks):
-                raise KeyError(f"{self._no_layer(layer)} -1 is the last layer.") from None
+
             raise KeyError(self._why_missing(error.args[0])) from None
 
     def __contains__(self, name: object) -> bool:
         """Tells whether a point was cached, by its name or TransformerLens' alias."""
         return isinstance(name, str) and resolve(name, self.cache_dict) in self.cache_dict
 
-    @_own_weights
+    @_checked
     def logit_lens(self, **kwargs: Any) -> Any:
         """Returns TransformerLens' logit lens, with the same arguments.
 
@@ -228,11 +215,7 @@ class CrateCache(ActivationCache):
         reads no single token, so the lens reads every token. Raises ValueError for a model without
         logits, and for ToST, whose layers see no CLS token.
         """
-        if not hasattr(self.model, "lens_positions"):
-            raise AttributeError(
-                f"{type(self.model).__name__} has no single stream to read out: take cache.visual, "
-                "cache.text or cache.decoder."
-            )
+
         if not self.model.has_logits:
             raise ValueError("the model has no classifier head, and so no logits for a lens.")
         check_read_out(self.model.cfg, "the logit lens")
@@ -252,11 +235,13 @@ class CrateCache(ActivationCache):
     # replaces the stream (crate, crate-mae, crate-lm, cbt, tost-ista) or the stream is mixed anew
     # before each layer (nanochat-crate): there, parts of different layers do not add up to a logit.
     # For the heads of one layer, take compute_head_results() and cache["result", layer].
-    accumulated_resid = _of_stack("accumulated_resid")
-    decompose_resid = _of_stack("decompose_resid")
-    stack_head_results = _of_stack("stack_head_results")
-    stack_neuron_results = _of_stack("stack_neuron_results")
-    get_full_resid_decomposition = _of_stack("get_full_resid_decomposition")
+    accumulated_resid = _checked(ActivationCache.accumulated_resid, weights=False, stack=True)
+    decompose_resid = _checked(ActivationCache.decompose_resid, weights=False, stack=True)
+    stack_head_results = _checked(ActivationCache.stack_head_results, stack=True)
+    stack_neuron_results = _checked(ActivationCache.stack_neuron_results, stack=True)
+    get_full_resid_decomposition = _checked(
+        ActivationCache.get_full_resid_decomposition, stack=True
+    )
 
     def _check_stack(self, method: str, args: tuple, kwargs: dict[str, Any]) -> None:
         """Raises RefusedError for parts that do not add up, ValueError for cut padded rows.
@@ -273,7 +258,7 @@ class CrateCache(ActivationCache):
         if self.is_padded and given.get("pos_slice") is not None:
             self.refuse_padding(f"{method} at some positions")
 
-    @_own_weights
+    @_checked
     def logit_attrs(
         self,
         residual_stack: Tensor,
@@ -291,34 +276,26 @@ class CrateCache(ActivationCache):
         """
         self._check_stack("logit_attrs", (residual_stack, tokens), {"pos_slice": pos_slice})
         check_read_out(self.model.cfg, "logit_attrs")
-        right = self.model.answer_ids(tokens)
-        wrong = None
+        right, wrong = self.model.answer_ids(tokens), None
         if incorrect_tokens is not None:
             wrong = self.model.answer_ids(incorrect_tokens, "incorrect_tokens")
-            if right.shape != wrong.shape:
-                raise ValueError(
-                    f"tokens have shape {list(right.shape)}, incorrect_tokens {list(wrong.shape)}: "
-                    "give one incorrect token for each token."
-                )
         options = pos_slice, batch_slice, has_batch_dim
         return super().logit_attrs(residual_stack, right, wrong, *options)
 
-    compute_head_results = _own_weights(ActivationCache.compute_head_results)
-    get_neuron_results = _own_weights(ActivationCache.get_neuron_results)
+    compute_head_results = _checked(ActivationCache.compute_head_results)
+    get_neuron_results = _checked(ActivationCache.get_neuron_results)
 
     def _part(self, name: str) -> "CrateCache":
-        if not isinstance(getattr(self.model, name, None), HookedRootModule):
-            raise AttributeError(f"{type(self.model).__name__} has no {name}; only a CLIP has one.")
-        start = f"{name}."
+        tower, start = getattr(self.model, name), f"{name}."
         kept = {key[len(start) :]: value for key, value in self.items() if key.startswith(start)}
         mark = mark_of_part(self.mark or {}, name)
-        return CrateCache(kept, getattr(self.model, name), self.has_batch_dim, mark=mark)
+        return CrateCache(kept, tower, self.has_batch_dim, mark=mark)
 
     # the towers' parts of a CLIP's cache, without "visual." and "text." in the names of points
     visual = property(lambda self: self._part("visual"))
     text = property(lambda self: self._part("text"))
 
-    @_own_weights
+    @_checked
     def apply_ln_to_stack(
         self, residual_stack: Tensor, layer: int | None = None, *args: Any, **kwargs: Any
     ) -> Tensor:
@@ -350,6 +327,5 @@ class CrateCache(ActivationCache):
 
         For example `cache.decoder["pattern", 0]`.
         """
-        if not hasattr(self.model, "decoder_view"):
-            raise AttributeError(f"{type(self.model).__name__} has no decoder.")
+
         return self.model.decoder_view(self)

@@ -1,7 +1,7 @@
 """HookedCrateCLIP: a CRATE-alpha for images and a plain transformer for texts, in one space."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -57,24 +57,19 @@ class HookedTextTower(TextMixin, hooked.HookedModel):
         *,
         stop_at_layer: int | None = None,
         start_at_layer: int | None = None,
-        attention_mask: Tensor | None = None,
         check: bool = False,
     ) -> Float[Tensor, "..."]:
         """Returns features of token ids `[batch, n_ctx]` or of text.
 
         `stop_at_layer` and `start_at_layer` are as in HookedCrate. `check` looks for NaN and Inf in
-        a stream, as in HookedCrate. Raises ValueError for an
-        attention mask, because this tower has none.
+        a stream, as in HookedCrate.
         """
-        if attention_mask is not None:
-            raise ValueError("this tower sees padding too, as in training: no attention_mask.")
         self.watch_hooks()
         start, stop = hooked.layer_range(self.cfg.n_layers, start_at_layer, stop_at_layer)
         if start_at_layer is None:
             z = self._tokens(self._read(tokens, None, None, None, None)[0])
         else:
-            stream: Any = tokens
-            z = hooked.check_stream(self, stream)
+            z = hooked.check_stream(self, cast(Tensor, tokens))
             if check:
                 hooked.check_finite(z)
         for block in self.blocks[start:stop]:

@@ -151,11 +151,6 @@ class PointsMixin:
         # users often try the short name of cache["pattern", 3] here
         if short := [full for full in names if full.endswith(f".hook_{name}")][:2]:
             hint = f"Did you mean {', '.join(short)}, ...?"
-        if found := re.fullmatch(r"((?:decoder_)?blocks)\.-?\d+\.(.+)", name):
-            like = re.compile(rf"{found[1]}\.(\d+)\.{re.escape(found[2])}")
-            layers = [int(one[1]) for full in names if (one := like.fullmatch(full))]
-            if layers:
-                hint = f"It exists in layers {min(layers)} to {max(layers)}."
         raise KeyError(f"there is no hook point {name!r}. {hint}")
 
     def _why_silent(self, name: str) -> str | None:

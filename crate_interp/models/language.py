@@ -265,9 +265,6 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
                 f"start_at_layer={start}: later layers add the embedding x0 (x0_lambdas), "
                 "which a stream does not hold."
             )
-        if z.dtype != self.cfg.dtype:
-            kinds = f"the stream is {z.dtype}, but the model is {self.cfg.dtype}"
-            raise ValueError(f"{kinds}: use z.to(model.cfg.dtype).")
         hooked.check_stream(self, z)
         if check:
             hooked.check_finite(z)
@@ -319,9 +316,6 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
         """
         tokens = tokens.to(logits.device)
         mask = None if attention_mask is None else attention_mask.to(logits.device).bool()
-        if mask is not None and mask.shape != tokens.shape:
-            shapes = f"{list(mask.shape)}, but the tokens have shape {list(tokens.shape)}"
-            raise ValueError(f"attention_mask has shape {shapes}.")
         return lm_cross_entropy_loss(logits, tokens, mask, per_token)
 
     def input_to_embed(

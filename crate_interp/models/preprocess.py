@@ -108,11 +108,10 @@ def _resize_and_crop(
 ) -> Image.Image:
     """Returns the picture at the size that the model takes.
 
-    Raises ValueError, naming the picture `what`, if the picture has no pixels, the crop is larger
-    than the picture, or the final size is not the model's.
+    Raises ValueError, naming the picture `what`, if the crop is larger than the picture, or the
+    final size is not the model's.
     """
-    if 0 in image.size:
-        raise ValueError(f"{what} is {image.height} x {image.width}: it has no pixels.")
+
     if isinstance(cfg.resize, tuple):
         image = image.resize((cfg.resize[1], cfg.resize[0]), resample)
     elif cfg.resize is not None:  # the shorter side; the longer is rounded as torchvision does
@@ -142,19 +141,13 @@ def _resize_and_crop(
 def _to_mode(cfg: CrateConfig, image: Image.Image, what: str) -> Image.Image:
     """Returns an 8-bit picture in the model's number of channels."""
     check_depth(image.mode, what)
-    mode = _MODES[cfg.channels]
-    try:
-        if cfg.transparency == "white" and image.has_transparency_data:
-            white = Image.new("RGBA", image.size, "white")
-            image = Image.alpha_composite(white, image.convert("RGBA"))
-        elif "transparency" in image.info:  # Pillow would warn that it is lost
-            image = image.copy()  # the user's picture keeps its transparency
-            del image.info["transparency"]
-        return image.convert(mode)
-    except ValueError as error:  # a few modes, such as La, convert only to some other modes
-        raise ValueError(
-            f"{what} has mode {image.mode!r}: convert it to {mode} ({error})."
-        ) from None
+    if cfg.transparency == "white" and image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image.convert("RGBA"))
+    elif "transparency" in image.info:  # Pillow would warn that it is lost
+        image = image.copy()  # the user's picture keeps its transparency
+        del image.info["transparency"]
+    return image.convert(_MODES[cfg.channels])
 
 
 def _sixteen_bits(cfg: CrateConfig, image: Image.Image, what: str) -> Image.Image:
@@ -168,13 +161,8 @@ def _sixteen_bits(cfg: CrateConfig, image: Image.Image, what: str) -> Image.Imag
             "write ci.load(..., bits=16)."
         )
     values = np.asarray(image).astype(np.float32)
-    low, high = values.min(initial=0), values.max(initial=0)
-    if low < 0 or high > _WHITE[16]:
-        wrong = low if low < 0 else high
-        raise Undecodable(
-            f"{what} has mode {image.mode!r} and the value {wrong:.0f}: with bits=16, give values "
-            "from 0 to 65,535."
-        )
+    if values.min(initial=0) < 0 or values.max(initial=0) > _WHITE[16]:
+        raise Undecodable(f"{what} has mode {image.mode!r} and values that 16 bits cannot hold.")
     clear = image.info.get("transparency")
     if cfg.transparency == "white" and isinstance(clear, int):
         values[values == clear] = _WHITE[16]
@@ -211,8 +199,6 @@ def _fit_array(cfg: CrateConfig, array: Tensor) -> Tensor:
     if array.ndim != 4 or shape[1] != cfg.channels:
         ways = f"[batch, {cfg.channels}, height, width] or uint8 [height, width, {cfg.channels}]"
         raise ValueError(f"images have shape {shape}: give {ways}.")
-    if shape[0] == 0:
-        raise ValueError("there is no image to preprocess: the array is empty.")
     if shape[2:] == cfg.image_size and cfg.resize in (None, min(cfg.image_size), cfg.image_size):
         return array
     pictures = array.permute(0, 2, 3, 1).cpu().numpy()  # [batch, h, w, channels]

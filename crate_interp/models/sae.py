@@ -52,12 +52,9 @@ class SAEConfig:
         checks.positive("scaling_factor", self.scaling_factor)
         if self.model_name is not None:
             checks.one_line("model_name", self.model_name)
-        if self.l1_coeff is not None and not checks.is_number(self.l1_coeff):
-            raise ValueError(f"l1_coeff={checks.shown(self.l1_coeff)}: give a number, or None.")
-        if self.architecture != "topk":
-            if self.k is not None:
-                raise ValueError(f"k={checks.shown(self.k)} belongs only to architecture 'topk'.")
-        elif checks.count("k", self.k) > self.d_sae:
+        if self.l1_coeff is not None:
+            checks.non_negative("l1_coeff", self.l1_coeff)
+        if self.architecture == "topk" and checks.count("k", self.k) > self.d_sae:
             raise ValueError(f"k={self.k} is more than the d_sae={self.d_sae} features.")
 
     def to_dict(self) -> dict[str, Any]:

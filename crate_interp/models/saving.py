@@ -4,15 +4,12 @@
 extend huggingface_hub's mixin.
 """
 
-import errno
 import os
-import re
 import warnings
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelHubMixin
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
@@ -78,12 +75,7 @@ def save(model: nn.Module, folder: Path) -> Path:
     weights, tokenizer = _own_memory(model.state_dict()), _tokenizer(model)
     card = _card(values, cfg.model_name or folder.resolve().name, weights)
     with folders.replacing(folder, CONFIG, content) as stage:
-        try:
-            save_file(weights, stage / WEIGHTS, metadata={"format": "pt"})
-        except SafetensorError as error:  # the library, written in Rust, raises its own error
-            code = re.search(r"os error (\d+)", str(error))
-            number = int(code[1]) if code else errno.EIO
-            raise OSError(number, str(error), str(stage / WEIGHTS)) from None
+        save_file(weights, stage / WEIGHTS, metadata={"format": "pt"})
         if tokenizer is not None:
             write_text(stage / TOKENIZER, tokenizer)
     if not os.path.lexists(folder / CARD):
@@ -110,9 +102,7 @@ def _tokenizer(model: nn.Module) -> str | None:
     if getattr(text.cfg, "tokenizer", None) != "file":
         return None
     try:
-        held = text.tokenizer
-        if held is None and text.fetch_tokenizer is not None:
-            held = text.fetch_tokenizer()  # raises an error with the reason if there is none
+        held = text._held()
         return None if held is None else to_json(held)
     except CheckpointError as error:
         warnings.warn(f"the tokenizer is not saved: {error}", stacklevel=4)

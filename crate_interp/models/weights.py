@@ -203,9 +203,9 @@ class WeightsMixin:
         from transformer_lens.model_bridge.composition_scores import CompositionScores
         from transformer_lens.utilities.matrix import composition_scores
 
-        if mode not in ("Q", "K", "V"):
-            raise ValueError(f"mode must be one of 'Q', 'K', 'V', not {mode!r}.")
-        right = {"Q": self.QK, "K": self.QK.T, "V": self.OV}[mode]
+        right = {"Q": self.QK, "K": self.QK.T, "V": self.OV}[
+            checks.one_of("mode", mode, ("Q", "K", "V"))
+        ]
         scores = composition_scores(self.OV, right, broadcast_dims=True)
         layers = torch.arange(self.cfg.n_layers, device=scores.device)
         later = layers[:, None, None, None] < layers[None, None, :, None]

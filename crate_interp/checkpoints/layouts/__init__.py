@@ -40,17 +40,8 @@ def find_layout(shapes: Shapes, family: str | None, where: str) -> Layout:
 
 
 def _known(shapes: Shapes) -> str:
-    """Returns the markers of the layout nearest to some keys, or else those of all layouts."""
-    markers = {marker for layout in LAYOUTS for marker in layout.markers}
-    near = {marker: marker if marker in shapes else nearest(marker, shapes) for marker in markers}
-    counts = [sum(bool(near[name]) for name in layout.markers) for layout in LAYOUTS]
-    if not any(counts):
-        first = {layout.markers[0]: layout.family for layout in LAYOUTS}
-        return "; ".join(f"{family} has {marker}" for marker, family in first.items())
-    shares = [count / len(one.markers) for count, one in zip(counts, LAYOUTS, strict=True)]
-    layout = LAYOUTS[shares.index(max(shares))]
-    said = [
-        name if near[name] == name else f"{name} (nearest here: {near[name] or 'none'})"
-        for name in layout.markers
-    ]
+    """Returns the markers of the layout that shares most with some keys, each with the nearest."""
+    near = {marker: nearest(marker, shapes) for layout in LAYOUTS for marker in layout.markers}
+    layout = max(LAYOUTS, key=lambda one: sum(map(bool, map(near.get, one.markers))))
+    said = [f"{marker} (nearest here: {near[marker] or 'none'})" for marker in layout.markers]
     return f"{layout.family}, the nearest layout, has {' and '.join(said)}"

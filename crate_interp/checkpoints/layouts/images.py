@@ -7,9 +7,10 @@ Code: Ma-Lab-Berkeley/CRATE `model/crate.py` and `model/crate_ae`, UCSC-VLAA/CRA
 import math
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
-from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes, Stack, most_square
+from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes, Stack
 from crate_interp.core.errors import CheckpointError
 
 # the layouts of CRATE-alpha use these keys too
@@ -50,12 +51,9 @@ def _patches(shapes: Shapes, given: Fields) -> Fields:
         return {"channels": channels, "patch_size": (height, width)}
     side = math.isqrt(values // channels)
     if side * side * channels != values:
-        fitting = 1 if values % channels else channels
-        rows, columns = most_square(values // fitting)
         raise CheckpointError(
             f"patch_size cannot be inferred: patches have {values} values, which is not a square "
-            f"times channels={channels}. Give ci.load(..., channels={fitting}, patch_size=({rows}, "
-            f"{columns})), if patches are {rows} x {columns} with {fitting} channels."
+            f"times channels={channels}. Give ci.load(..., channels=1), or patch_size=(h, w)."
         )
     return {"channels": channels, "patch_size": (side, side)}
 
@@ -103,12 +101,6 @@ def _heads(shapes: Shapes, given: Fields) -> Fields:
     projection has two axes, and does not reveal the number of heads.
     """
     d_model, *heads = shapes.of(_JAX_FIRST + _ATTENTION + "proj/kernel", 2, 3)
-    wanted = {"proj/kernel": (d_model, *heads), "out/kernel": (*heads, d_model)}
-    # checked here, because the axis of the heads is removed before all shapes are checked
-    for key, shape in shapes.items():
-        end = "/".join(key.split("/")[-2:])
-        if len(heads) == 2 and end in wanted and shape != wanted[end]:
-            raise CheckpointError(f"{key} has shape {shape}; the first layer has {wanted[end]}.")
     n_heads = {"n_heads": heads[0]} if len(heads) == 2 else {}
     return {"d_model": d_model, "inner": math.prod(heads)} | n_heads
 
@@ -230,10 +222,8 @@ def _the_one_projection(weight: Tensor) -> Tensor:
 
     The file was made from JAX code with a single projection for query, key and value.
     """
-    if weight.shape[0] % 3:
-        raise CheckpointError(f"has {weight.shape[0]} rows; expected a multiple of 3.")
-    query, key, value = weight.chunk(3)
-    if not (bool((query == key).all()) and bool((query == value).all())):
+    query, *others = weight.chunk(3)
+    if not all(torch.equal(query, other) for other in others):
         raise CheckpointError("holds different projections for query, key and value.")
     return query
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from crate_interp.config.families import FAMILIES, STEPS_WITH_ETA
@@ -179,9 +180,7 @@ class Layout:
                 continue
             original = self.copies.get(key)
             if original in tensors:
-                other = tensors[original]
-                one = value.data_ptr() == other.data_ptr() and value.stride() == other.stride()
-                if value.shape != other.shape or not (one or bool((value == other).all())):
+                if not torch.equal(value, tensors[original]):
                     raise CheckpointError(
                         f"{key} differs from {original}, but they are one tensor."
                     )
@@ -212,13 +211,9 @@ class Layout:
             told = name == "n_heads" and len(shapes.get(codes, ())) == 3
             if not told and (given | found).get(name) is None:
                 lacking.append(name)
-        text = self._lacking(lacking, shapes.get(codes, ()), where) if lacking else ""
-        try:
-            found |= self._sizes(shapes, given | found)
-        except CheckpointError as error:  # lists all missing fields at once
-            raise CheckpointError(f"{text} And {error}" if text else str(error)) from None
-        if text:
-            raise CheckpointError(text)
+        if lacking:
+            raise CheckpointError(self._lacking(lacking, shapes.get(codes, ()), where))
+        found |= self._sizes(shapes, given | found)
         inner, n_heads = found.pop("inner"), found.get("n_heads", given.get("n_heads"))
         if inner % n_heads:
             where = codes or "the projections"
@@ -240,8 +235,8 @@ class Layout:
                     continue
                 if key not in shapes:
                     raise CheckpointError(
-                        f"the key {key} is missing, the map to the classes. If the file has no "
-                        "classifier head, give head=False; if the key has another name, rename=."
+                        f"the key {key} is missing, the map to the classes. If the file has none, "
+                        "give head=False; if the key has another name, rename=."
                     )
             for name, size in zip(axes, shapes.of(key, len(axes)), strict=True):
                 if name is not None:
@@ -260,23 +255,13 @@ class Layout:
 
         codes: the shape of the first layer's projection, which has d_head rows for each head.
         """
-        known = "n_heads" in names and bool(codes and codes[0])
-        others = [name for name in names if name != "n_heads" or not known]
-        advice = [f"Give ci.load(..., {name}=N)." for name in others]
-        if known:
+        advice = [f"Give ci.load(..., {'=N, '.join(names)}=N)."]
+        if "n_heads" in names and codes:
             fitting = [count for count in range(1, codes[0] + 1) if codes[0] % count == 0]
-            # heads are 64 wide in most published models, and narrower in small ones
-            near = min(fitting, key=lambda count: abs(codes[0] // count - 16))
-            likely = next((n for n in fitting if n > 2 and codes[0] // n in (64, 32, 16)), near)
             shown = ", ".join(map(str, fitting[:16])) + (", ..." if fitting[16:] else "")
-            advice.append(
-                f"n_heads divides {codes[0]}, so it is one of {shown}. Give ci.load(..., "
-                f"n_heads={likely}) if heads are {codes[0] // likely} wide."
-            )
+            advice.append(f"n_heads divides {codes[0]}, so it is one of {shown}.")
         if FAMILIES[self.family]["sparse_step"] in STEPS_WITH_ETA:
-            advice.append(
-                "Give eta= and lambd=, too, if you trained with others than the published ones."
-            )
+            advice.append("Give eta= and lambd=, too, if they are not the published ones.")
         return (
             f"{where} looks like family {self.family!r}, but {' and '.join(names)} cannot be "
             f"inferred: no tensor's shape reveals it. {' '.join(advice)}"
@@ -306,16 +291,10 @@ def _image_size(
         )
     side = math.isqrt(patches)
     if side * side != patches or not patches:
-        rows, columns = most_square(patches)
+        rows = next((n for n in range(side, 0, -1) if patches % n == 0), 1)
+        columns = patches // rows
         raise CheckpointError(
-            f"image_size cannot be inferred: {patches} patches make no square grid. Give "
-            f"height and width, such as ci.load(..., image_size=({patch[0] * rows}, "
-            f"{patch[1] * columns})), if the grid is {rows} x {columns}."
+            f"image_size cannot be inferred: {patches} patches make no square grid. Give height "
+            f"and width, such as image_size=({patch[0] * rows}, {patch[1] * columns})."
         )
     return {"image_size": (side * patch[0], side * patch[1]), "grid_guessed": side > 1}
-
-
-def most_square(count: int) -> tuple[int, int]:
-    """Returns the rows and columns of the grid of `count` cells that is nearest to a square."""
-    rows = next((n for n in range(math.isqrt(count), 0, -1) if count % n == 0), 1)
-    return rows, count // rows

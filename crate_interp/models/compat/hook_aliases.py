@@ -164,19 +164,6 @@ REFUSALS: dict[str, str] = {
     "nanochat-crate ci.circuits.logit_attribution; cache.accumulated_resid() reads the stream",
 )
 
-# uses of a model that raise an error of their own; hooks/README.md lists these uses too
-ASSIGNED: dict[str, str] = {
-    "cfg.field = value": (
-        "a config is frozen, because weights and hook points follow from it: move a model with "
-        "model.to(...), switch hook points with model.set_use_attn_result(True) and the like, and "
-        "make a new model for another shape"
-    ),
-    "attention_mask [batch, 1, query, key]": (
-        "the model decides which earlier tokens a token sees: give a mask [batch, pos] that says "
-        "which tokens are padding; positions follow from it"
-    ),
-}
-
 
 class RefusedError(AttributeError, NotImplementedError, ValueError):
     """The error for a name of TransformerLens that has no meaning here.

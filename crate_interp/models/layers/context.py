@@ -196,14 +196,12 @@ def padding_of(
         if before is None:
             return None
         return Padding(torch.cat([before, before.new_ones(batch, n_new)], dim=1))
-    if not isinstance(mask, Tensor):
-        raise ValueError(f"attention_mask is {type(mask).__name__}: give a tensor of 0 and 1.")
+
     mask = mask[None] if mask.ndim == 1 else mask
     if mask.shape != (batch, length + n_new):
         raise ValueError(
             f"attention_mask has shape {list(mask.shape)}: give shape [{batch}, {length + n_new}], "
-            f"one row per text and one number per token, first of the {length} in the past. It "
-            "says which tokens are padding; the model decides which earlier tokens a token sees."
+            "which says what tokens are padding, first of the past, and not what a token sees."
         )
     real = mask.to(device).bool()
     if readable(mask):
@@ -215,8 +213,7 @@ def padding_of(
         known = torch.ones_like(real[:, :length]) if before is None else before
         if not torch.equal(real[:, :length], known):
             raise ValueError(
-                f"attention_mask differs from the mask with which the {length} tokens of the past "
-                "were read: repeat that mask for them, or give no mask."
+                "attention_mask differs from that of the past: repeat it, or give none."
             )
         if before is None and bool(real.all()):
             return None  # so that bits and cost are the same as without a mask

@@ -1,8 +1,6 @@
 """Embeddings of images and tokens, positions for other image sizes, and the class head."""
 
 import math
-import warnings
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -169,7 +167,7 @@ class FrozenBatchNorm(nn.Module):
     """Batch norm with the statistics of the training, which stay as they are.
 
     `(x - running_mean) / sqrt(running_var + 1e-5) * weight + bias` for each channel. In train mode
-    too the statistics are neither computed from the batch nor updated; `train()` says so once.
+    too the statistics are neither computed from the batch nor updated.
     """
 
     running_mean: Tensor
@@ -213,15 +211,3 @@ class ConvStem(nn.Module):
         for place, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
             x = norm(conv(F.gelu(x) if place else x))
         return x.flatten(2).transpose(1, 2)  # [batch, patch, d_model]
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "W_E":  # an error in a property would be hidden by torch
-            raise AttributeError("a convolutional stem has no W_E: see model.embed.convs.")
-        return super().__getattr__(name)
-
-    def train(self, mode: bool = True) -> "ConvStem":
-        """Sets the mode; warns that the statistics of batch norm stay as they are."""
-        if mode and not self.training:
-            words = "the statistics of batch norm in the stem stay as they are in training."
-            warnings.warn(words, stacklevel=2)
-        return super().train(mode)

@@ -121,16 +121,6 @@ class ISTA(SparseStep):
         """Returns the axes of the stream, because the code is the stream."""
         return torch.eye(self.D.shape[1]).to(self.D)
 
-    def __getattr__(self, name: str) -> Any:
-        # TransformerLens reads these names of an MLP; an error in a property would be hidden by
-        # torch
-        if name in ("W_in", "W_out"):
-            raise AttributeError(
-                f"this layer has no {name}: in CRATE the sparse code is the next stream. Read "
-                "blocks.{l}.mlp.hook_post, or mlp.D for the dictionary."
-            )
-        return super().__getattr__(name)
-
 
 class DecodedStep(SparseStep):
     """A sparse step with a dictionary D that encodes, a dictionary that decodes, and no bias."""

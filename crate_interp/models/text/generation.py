@@ -48,17 +48,13 @@ class Options:
         """Returns the next token of each row: the likeliest, or one drawn among the likely ones."""
         if not self.do_sample or self.temperature == 0:
             return logits.argmax(dim=-1)
-        logits = logits.float() / self.temperature
+        from transformers import TopKLogitsWarper, TopPLogitsWarper  # slow to import
+
+        logits, ids = logits.float() / self.temperature, torch.empty(0, dtype=torch.long)
         if self.top_k is not None:
-            least = logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]
-            logits = logits.masked_fill(logits < least, -torch.inf)
+            logits = TopKLogitsWarper(self.top_k)(ids, logits)
         if self.top_p is not None:
-            ordered, places = logits.sort(dim=-1, descending=True)
-            before = ordered.softmax(dim=-1).cumsum(dim=-1).roll(1, dims=-1)
-            before[:, 0] = 0.0  # the likeliest token always stays
-            unlikely = torch.zeros_like(places, dtype=torch.bool)
-            unlikely = unlikely.scatter(-1, places, before > self.top_p)
-            logits = logits.masked_fill(unlikely, -torch.inf)
+            logits = TopPLogitsWarper(self.top_p)(ids, logits)
         chances = logits.softmax(dim=-1)
         return torch.multinomial(chances, 1, replacement=True, generator=self.generator)[:, 0]
 
