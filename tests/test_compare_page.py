@@ -10,7 +10,7 @@ import crate_interp as ci
 from browser import driven, looked_over, low_contrast, opened, overflow  # noqa: F401
 from comparing import made, numbers
 from conftest import refuses
-from crate_interp.comparisons.result import sign, signed, span
+from crate_interp.comparisons.result import signed, span, verdict
 
 N, LAYERS, R = 23, 4, "compression.rate_pre"
 
@@ -113,11 +113,11 @@ def test_signs_say_which_side_is_higher():
     row = {"p": 0.01, "holds": True, "difference": -2.0, "excess": 1.0, "excess_p": 0.01}
     row |= {"low": -3.0, "high": -1.0}
     nan = float("nan")
-    assert sign(row | {"difference": 0.0, "p": nan, "holds": False}) is None
-    assert sign(row) == -1 and sign(row | {"holds": False}) == 0
-    assert sign(row | {"p": nan, "holds": False}) == 1  # of the weights: by untrained networks
-    assert sign(row | {"p": nan, "holds": False, "excess_p": 0.2}) == 0
-    assert sign(row | {"p": nan, "holds": False, "excess_p": nan}) is None
+    assert verdict(row | {"difference": 0.0, "p": nan}) == "not applicable"
+    assert verdict(row) == "broken" and verdict(row | {"p": 0.2}) == "undecided"
+    assert verdict(row | {"p": nan}) == "kept"  # of the weights: by untrained networks
+    assert verdict(row | {"p": nan, "excess_p": 0.2}) == "undecided"
+    assert verdict(row | {"p": nan, "excess_p": nan}) == "not applicable"
     assert (signed(0.0), signed(-1.23456), signed(2.0)) == ("0", "-1.23", "+2")
     assert span(np.array([1.0, np.nan, -2.0])) == "-2 to +1" and span(np.array([np.nan])) == ""
 

@@ -1,5 +1,6 @@
 """Concentration: how much of the difference of two answers a few nodes of a code carry."""
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,8 @@ from jaxtyping import Float
 
 from crate_interp.results.result import Result, by, first
 from crate_interp.stats.contrasts import Difference, Spread, against_networks, contrast, paired
-from crate_interp.stats.intervals import LEVEL, holm, linearised_ratio
+from crate_interp.stats.intervals import holm, linearised_ratio
+from crate_interp.stats.verdicts import BROKEN, KEPT, of_difference
 
 NATIVE, PCA, ROTATED = "native", "pca", "rotated"
 OTHERS = (PCA, ROTATED)
@@ -174,17 +176,19 @@ class Concentration(Result):
         own: Any = shares[(shares["k"] == self.middle) & (shares["basis"] == NATIVE)]["carried"]
         null: Any = shares[(shares["k"] == self.middle) & (shares["basis"] == ROTATED)]["carried"]
         against = table[(table["k"] == self.middle) & (table["versus"] == ROTATED)]
-        shown: Any = against[against["p"] <= LEVEL]["difference"]
-        learned: Any = against[against["learned_p"] <= LEVEL]["learned"]
+        pairs = zip(against["difference"], against["p"], strict=True)
+        layers = Counter(of_difference(*pair) for pair in pairs)
+        pairs = zip(against["learned"] - 1, against["learned_p"], strict=True)
+        learned = [of_difference(*pair) for pair in pairs].count(KEPT)
         points: Any = self._table("points")
         return (
             f"In {self.meta['model'] or 'the model'}, swapping {self.middle} of "
             f"{(points['tokens'] * points['width']).max():,} (token, coordinate) nodes for a "
             f"donor's carries {own.min():.2f} to {own.max():.2f} of the gap between two answers, "
             f"on {self.counted_samples()}. As many randomly rotated axes carry {null.min():.2f} to "
-            f"{null.max():.2f}: more than native axes in {(shown < 0).sum()} of {len(own)} layers, "
-            f"less in {(shown > 0).sum()}. Compared with {self.meta['untrained']} untrained "
-            f"networks, training has concentrated the gap in {(learned > 1).sum()} layers."
+            f"{null.max():.2f}: more than native axes in {layers[BROKEN]} of {len(own)} layers, "
+            f"less in {layers[KEPT]}. Compared with {self.meta['untrained']} untrained "
+            f"networks, training has concentrated the gap in {learned} layers."
         )
 
     def _shown(self) -> pd.DataFrame:

@@ -9,12 +9,12 @@ from jaxtyping import Float, Int
 
 from crate_interp.results.result import Result, as_text, first
 from crate_interp.stats.intervals import LEVEL, student_interval
+from crate_interp.stats.verdicts import BROKEN, KEPT, SHOWN, of_difference
 
 _NUMBERS = "layer layer_b a b difference low high p holds n untrained untrained_low untrained_high "
 _NUMBERS += "excess excess_low excess_high excess_p"
 _FEW = 5  # with fewer networks, an interval over them is wide and relies on Student's t
-_SIGNS = {1: "+", -1: "-", 0: "?", None: "."}
-SHOWN = 3  # number of statistics with the largest differences to show
+LARGEST = 3  # number of statistics with the largest differences to show
 
 
 class Comparison(Result):
@@ -92,9 +92,8 @@ class Comparison(Result):
         rows: list[list[str]] = []
         for name, own in table.groupby(["probe", "statistic"], sort=False):
             signs = "".join(
-                "o" if way and row["excess_p"] > LEVEL else _SIGNS[way]
+                "o" if is_like_untrained(row) else SHOWN[verdict(row)].sign or "."
                 for row in own.to_dict("records")
-                for way in [sign(row)]
             )
             cells = [span(own[column].to_numpy()) for column in ("difference", *beside)]
             rows.append([".".join(name), signs, *cells])
@@ -127,18 +126,20 @@ class Comparison(Result):
         return first[[*columns, "holds", "untrained", "excess"]].head(40)
 
 
-def sign(row: Mapping[str, Any]) -> int | None:
-    """Returns a row's sign: 1 if a is higher than b, -1 if lower, 0 if undecided.
+def verdict(row: Mapping[str, Any]) -> str:
+    """Returns "kept" if a is shown to be higher than b, "broken" if lower.
 
-    Returns None if the row cannot be tested. A statistic of the weights of single networks, and a
-    difference that is equal in all samples, have no p, so the sign is that of the excess over
-    untrained networks; without any difference there is no sign.
+    A statistic of the weights of single networks, and a difference that is equal in all samples,
+    have no p, so the excess over untrained networks decides, if there is a difference at all.
     """
-    known, beyond = not np.isnan(row["p"]), not np.isnan(row["excess_p"])
-    if not known and (not beyond or row["difference"] == 0):
-        return None
-    holds = row["holds"] if known else row["excess_p"] <= LEVEL
-    return int(np.sign(row["difference" if known else "excess"])) if holds else 0
+    if np.isnan(row["p"]) and row["difference"]:
+        return of_difference(row["excess"], row["excess_p"])
+    return of_difference(row["difference"], row["p"])
+
+
+def is_like_untrained(row: Mapping[str, Any]) -> bool:
+    """Tells whether a difference is shown that untrained networks may have as well."""
+    return verdict(row) in (KEPT, BROKEN) and bool(row["excess_p"] > LEVEL)  # False for NaN
 
 
 def span(values: np.ndarray) -> str:
@@ -191,7 +192,7 @@ def sentences(result: Result) -> list[str]:
 
 
 def list_of_largest(
-    result: Result, named: Callable[[str], str] = str, shown: int = SHOWN
+    result: Result, named: Callable[[str], str] = str, shown: int = LARGEST
 ) -> list[str]:
     """Returns the largest differences as texts, with their intervals.
 
@@ -207,7 +208,7 @@ def list_of_largest(
     return texts
 
 
-def largest(result: Result, shown: int = SHOWN) -> list[dict[str, Any]]:
+def largest(result: Result, shown: int = LARGEST) -> list[dict[str, Any]]:
     """Returns the rows of the largest differences that are evidence, one for each statistic.
 
     Of a statistic it is the layer in which a and b differ most. Statistics have different units, so

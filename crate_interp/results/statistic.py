@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from crate_interp.stats.verdicts import BROKEN, KEPT, NOT_APPLICABLE, SHOWN, UNDECIDED
+from crate_interp.stats.verdicts import SHOWN
 
 # (unit, lowest value, highest value, how to read it); the title is made from the name
 Facts = tuple[str, float | None, float | None, str]
@@ -67,7 +67,6 @@ def title_of(name: str) -> str:
 
 
 MINUS = "\N{MINUS SIGN}"
-_VERDICTS = {1: KEPT, -1: BROKEN, 0: UNDECIDED, None: NOT_APPLICABLE}
 
 
 @dataclass(frozen=True)
@@ -96,9 +95,9 @@ class Row:
     words: list[str]
 
 
-def sign_of(way: int | None, word: str, ringed: bool = False) -> Sign:
-    """Returns the sign for a `way`: 1 is good, -1 bad, 0 undecided, None not compared."""
-    shown = SHOWN[_VERDICTS[way]]
+def sign_of(verdict: str, word: str, ringed: bool = False) -> Sign:
+    """Returns the sign of a verdict."""
+    shown = SHOWN[verdict]
     return Sign(shown.mark, word, shown.kind, ringed)
 
 

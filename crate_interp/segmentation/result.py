@@ -19,6 +19,7 @@ from crate_interp.segmentation.scores import (
     score_table,
 )
 from crate_interp.stats.intervals import interval_words
+from crate_interp.stats.verdicts import BROKEN, KEPT, UNDECIDED, of_interval
 
 # scores of guesses that do not look at the image
 BLIND = {
@@ -27,6 +28,10 @@ BLIND = {
     "other_image": "the mask of another image",
     "random": "patches in random order",
 }
+FINDS = {
+    KEPT: "finds objects", BROKEN: "does not find objects",
+    UNDECIDED: "may find objects (this data does not decide)",
+}  # fmt: skip
 CELL = {"other_image": "mask of another image", "random": "random order", "untrained": "untrained"}
 
 
@@ -179,13 +184,11 @@ class SegmentResult(Result):
         """
         row = self.overall()
         bar = max(row[name] for name in (*BLIND, "untrained") if not pd.isna(row[name]))
-        verdict = "may find objects (this data does not decide)"
-        if row["low"] > bar:
+        verdict = FINDS[of_interval(row["low"], row["high"], (bar, np.inf))]
+        if verdict == FINDS[KEPT]:
+            way = of_interval(row["excess_low"], row["excess_high"], (0.0, np.inf))
             than = f"than {WITHOUT_NETWORK[row['strongest']]} ({row[row['strongest']]:.3f})"
-            beyond = "" if row["excess_low"] > 0 else f", no better {than}"
-            verdict = f"finds objects{f', worse {than}' if row['excess_high'] < 0 else beyond}"
-        elif row["high"] <= bar:  # both ends are NaN if all images have the same score
-            verdict = "does not find objects"
+            verdict += {KEPT: "", UNDECIDED: f", no better {than}", BROKEN: f", worse {than}"}[way]
         ends = interval_words(row["low"], row["high"], ".3f", "")
         return f"One head ({self.named()}) {verdict}: Jaccard index {row['value']:.3f} ({ends})"
 

@@ -150,6 +150,14 @@ def of_interval(low: float, high: float, bounds: Bounds) -> str:
     return BROKEN if high < bounds[0] or low > bounds[1] else UNDECIDED
 
 
+def of_difference(difference: float, p: float) -> str:
+    """Returns "kept" for a difference shown to be above 0, "broken" for one shown to be below."""
+    if np.isnan(p):
+        return NOT_APPLICABLE
+    shown = KEPT if difference > 0 else BROKEN
+    return shown if p <= LEVEL and difference else UNDECIDED
+
+
 def together(verdicts: Iterable[Iterable[str]], by_construction: bool) -> str:
     """Returns one verdict for a claim that must hold for several numbers, in several settings.
 

@@ -15,6 +15,7 @@ from crate_interp.results.sample_ranges import counted
 from crate_interp.results.statistic import Row, low_to_high, sign_of
 from crate_interp.stats.contrasts import against_networks, mean_error
 from crate_interp.stats.intervals import interval_words, signs, student_interval
+from crate_interp.stats.verdicts import NOT_APPLICABLE, of_difference
 from crate_interp.sweeps.layer_curves import baseline, curve, names, rows_of
 from crate_interp.sweeps.moments import errors
 
@@ -313,6 +314,7 @@ def _row(
     for layer in range(result.meta["n_layers"]):
         way, other = ways.get(layer), untrained.get(layer, 0)
         same = f", untrained {said[other]}" if other else ""
-        good = None if way is None else better * way
-        cells.append(sign_of(good, f"layer {layer}: {said[way]}{same}", bool(way) and other == way))
+        verdict = NOT_APPLICABLE if way is None else of_difference(float(better * way), 0.0)
+        alike = bool(way) and other == way
+        cells.append(sign_of(verdict, f"layer {layer}: {said[way]}{same}", alike))
     return Row(title, cells, numbers)

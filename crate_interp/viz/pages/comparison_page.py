@@ -8,19 +8,20 @@ import pandas as pd
 
 from crate_interp.comparisons.result import (
     Comparison,
+    is_like_untrained,
     largest,
     list_of_largest,
     place,
     sentences,
-    sign,
     signed,
     span,
+    verdict,
 )
 from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import cell
 from crate_interp.probes.built_in import heading, statistic
 from crate_interp.results.statistic import MINUS, Row, sign_of
-from crate_interp.stats.intervals import LEVEL
+from crate_interp.stats.verdicts import NOT_APPLICABLE, UNDECIDED
 from crate_interp.viz.figures.compared_curves import compare
 from crate_interp.viz.pages.page import fingerprints, inline_svg, write_page
 
@@ -78,18 +79,16 @@ def _row(title: str, table: pd.DataFrame, layers: list[int]) -> Row:
 
     A sign has its numbers as words, and a ring if untrained networks may differ as much.
     """
-    signs = {layer: sign_of(None, f"layer {layer}: not compared") for layer in layers}
+    signs = {layer: sign_of(NOT_APPLICABLE, f"layer {layer}: not compared") for layer in layers}
     for row in table.to_dict("records"):
-        way, ends = sign(row), _ends(row, "low", "high")
+        word, ends = verdict(row), _ends(row, "low", "high")
         words = f"{place(row)}: a {MINUS} b is {signed(row['difference'])}{ends}"
         if not math.isnan(row["untrained"]):
             ends = _ends(row, "excess_low", "excess_high")
             words += f", untrained {signed(row['untrained'])}"
             words += f", beyond untrained {signed(row['excess'])}{ends}"
-        if not way:
-            words += f": {'without an interval' if way is None else 'undecided'}"
-        ringed = bool(way) and bool(row["excess_p"] > LEVEL)  # False for NaN
-        signs[int(row["layer"])] = sign_of(way, words, ringed)
+        words += {NOT_APPLICABLE: ": without an interval", UNDECIDED: ": undecided"}.get(word, "")
+        signs[int(row["layer"])] = sign_of(word, words, is_like_untrained(row))
     ranges = [span(table[key].to_numpy(float)) for key in ("difference", "untrained", "excess")]
     return Row(title, list(signs.values()), [words for words in ranges if words])
 
