@@ -108,14 +108,19 @@ def errors(result: Any, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     return error, count
 
 
-def to_bytes(values: Tensor) -> bytes:
-    """Returns the bytes of a tensor's numbers as float64, row by row."""
-    return values.detach().cpu().double().contiguous().numpy().tobytes()
+def to_bytes(values: Tensor | np.ndarray) -> bytes:
+    """Returns the bytes of numbers as float64: the first byte of each, then the second, and so on.
+
+    Sums of few float32 numbers end in zeros, which a file then compresses.
+    """
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+    return array.astype(np.float64, order="C").reshape(-1, 1).view(np.uint8).T.tobytes()
 
 
 def from_bytes(content: bytes, *shape: int) -> np.ndarray:
     """Returns a new float64 array from the bytes of `to_bytes`; one length in `shape` may be -1."""
-    return np.frombuffer(content, dtype=np.float64).reshape(shape).copy()
+    planes = np.frombuffer(content, dtype=np.uint8).reshape(8, -1)
+    return np.ascontiguousarray(planes.T).view(np.float64).reshape(shape)
 
 
 def added(array: str, *keys: str) -> Merge:
@@ -131,7 +136,7 @@ def added(array: str, *keys: str) -> Merge:
             total = own.drop(columns=[array, *keys]).sum().to_dict()
             cells = sum(from_bytes(cell, -1) for cell in own[array])
             same = own.iloc[0][list(keys)].to_dict()
-            rows.append({**same, **total, array: np.asarray(cells).tobytes()})
+            rows.append({**same, **total, array: to_bytes(np.asarray(cells))})
         return pd.DataFrame(rows, columns=mine.columns)
 
     return merge

@@ -25,6 +25,7 @@ from crate_interp.questions.experiment import Work
 from crate_interp.results.result import Result
 
 MEGABYTE, MOST, END = 1e6, 50.0, 30.0
+DISTINCT = {"linear_probe"}  # needs samples that differ
 VERBS = {  # verb -> what makes its forwards few; its rows are as many as at the defaults
     "sweep": {"controls": 0},
     "atoms": {},
@@ -87,7 +88,8 @@ def row(verb: str, chunks: int, side: int = 224, samples: int = 1) -> tuple[Repe
     shape = {"d_model": 768, "n_layers": 12, "n_heads": 12, "image_size": side, "patch_size": 16}
     model = ci.HookedCrate(ci.CrateConfig(family="crate", **shape, n_classes=10))
     count = chunks * samples
-    images = torch.randn(2, samples, 3, side, side).repeat(-(-chunks // 2), 1, 1, 1, 1)
+    alike = chunks if verb in DISTINCT else 2
+    images = torch.randn(alike, samples, 3, side, side).repeat(-(-chunks // alike), 1, 1, 1, 1)
     labels = [number % 10 for number in range(count)]
     data = {"image": images.flatten(0, 1)[:count], "label": labels}
     if verb == "segment":
@@ -95,8 +97,9 @@ def row(verb: str, chunks: int, side: int = 224, samples: int = 1) -> tuple[Repe
     function = getattr(ci.circuits if "." in verb else ci, verb.rpartition(".")[2])
     with tempfile.TemporaryDirectory() as place:
         kept = Repeated(out := Path(place) / "run")
+        repeated = MEASURED if verb in DISTINCT else lambda *a: kept.measured(*a)
         with (
-            patch.object(Work, "measured", lambda *a: kept.measured(*a)),
+            patch.object(Work, "measured", repeated),
             patch.object(InFolder, "put", lambda *a: kept.put(*a)),
             patch.object(Result, "save", lambda *a, **k: kept.saved(*a, **k)),
         ):

@@ -25,7 +25,7 @@ from crate_interp.stats.intervals import LEVEL
 from crate_interp.sweeps.atom_statistics import AtomResult
 from crate_interp.sweeps.atom_sums import OCTAVES, histograms
 from crate_interp.viz.figures.canvas import TEXT, TRAINED, canvas
-from crate_interp.viz.pages.page import fingerprints, inline_svg, picture_uri, write_page
+from crate_interp.viz.pages.page import inline_svg, picture_uri, write_page
 
 SHOWN = 60  # atoms that a page of an atlas shows at once
 CARDS, _TOKENS = 8, 4  # of the page of statistics: cards of each layer, tokens of each card
@@ -95,6 +95,8 @@ def _write(atlas: Atlas, out: Path) -> None:
         write_text(out / "layers" / f"layer-{layer}.js", f"more({rest});")
     every.sort(key=partial(_order, lead=atlas.lead()))
     counts = {kind: atlas.clear(kind) for kind in ("first_order", "ablation")}
+    tried = counts["ablation"][1] > 0
+    clear, tested = counts["ablation" if tried else "first_order"]
     layers, agreement = atlas.layers(), atlas.table("agreement")
     if len(agreement):
         layers = layers.merge(agreement[["layer", "rank_correlation"]], on="layer", how="left")
@@ -103,14 +105,14 @@ def _write(atlas: Atlas, out: Path) -> None:
         out / "index.html",
         "an atlas of its atoms",
         template="atlas-index.html",
-        answer="",
+        answer=f"Removing {clear:,} of {tested:,} {'tested ' * tried}atoms measurably changes the loss"
+        f"{'' if tried else ', to first order'}; about {LEVEL * tested:,.0f} would by chance.",
+        doubts=[atlas.largest()],
         numbers={"Layers": layers},
         loss=LOSSES[atlas.meta["loss"]],
         counts=counts,
-        level=LEVEL,
         ablated=int(table["ablated"].max()),
         data=data | {"atoms": [_listed(atom, _ON_INDEX[atlas.meta["unit"]]) for atom in every]},
-        sources=[("model", str(atlas.meta["model_digest"])), ("data", fingerprints(atlas.meta))],
         **about,
     )
 
