@@ -85,3 +85,9 @@ def test_a_dry_run_measures_a_chunk_of_each_stage_and_writes_nothing(verb, tmp_p
     size = "chunk of 4 images took" if chunked else "chunk of 9 images took"
     assert all(size in line and f" of {3 if chunked else 1}, so" in line for line in lines)
     assert done.stderr.count("in all") == 1 and not done.stdout and not out.exists()
+
+
+def test_a_dry_run_ends_where_one_chunk_is_too_few(tmp_path):
+    words = ["concentration", "crate-tiny-pictures", "--data", "embedded:pictures", "--limit", "9"]
+    done = run(*words, "--chunk-size", "1", "--out", tmp_path / "out", "--dry-run")
+    assert done.returncode == 0 and "'what follows'" in done.stderr, done.stderr

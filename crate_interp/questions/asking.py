@@ -81,7 +81,13 @@ def ask(question: Question, model: HookedModel, data: Data, options: RunOptions)
         try:
             wanted = next(plan)
             while True:  # a StopIteration of a probe becomes a RuntimeError on its way here
-                wanted = plan.send(run.measured(wanted))
+                tables = run.measured(wanted)
+                try:
+                    wanted = plan.send(tables)
+                except ValueError:  # one chunk may be too few for what follows
+                    if is_dry():
+                        stop_dry(kind, "what follows")
+                    raise
         except StopIteration as end:
             answer = end.value
         except Missing as missing:

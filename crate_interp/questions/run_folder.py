@@ -26,7 +26,7 @@ from crate_interp.questions.chunks import (
 from crate_interp.results.result import Result
 from crate_interp.results.result_files import META
 
-FORMAT = 2  # of run.json
+FORMAT = 3  # of run.json
 _FOLD = ".crate-interp-fold.lock"
 _MOMENT = 0.3  # seconds, in which a process that looks for dead ones gives a lock back
 
