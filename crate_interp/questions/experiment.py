@@ -121,14 +121,14 @@ def copies(
     name: str,
     make: Callable[..., HookedModel],
     samples: Samples | Stream,
-    most: int = SAMPLES,
+    most: int | None = SAMPLES,
 ) -> list[Pass]:
     """Returns passes NAME-0, NAME-1, ...: the same measurement of copies of the model.
 
-    make(model, seed): makes a copy. most: copies are measured on the samples with a lower number;
-    there are no passes if the samples begin later.
+    make(model, seed): makes a copy. most: copies are measured on the samples with a lower number,
+    or on all (None); there are no passes if the samples begin later.
     """
-    if samples.start >= most:
+    if most is not None and samples.start >= most:
         return []
     return [
         replace(step, name=f"{name}-{seed}", made=partial(make, seed=seed), most=most)

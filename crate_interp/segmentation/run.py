@@ -137,7 +137,7 @@ class Segment(Question):
             {"constants": SegmentResult.STORED["constants"]}, masks=True, check=check_objects,
         )  # fmt: skip
         own = sweep_pass("segment", [self.probe])
-        twins = copies(own, self.untrained, "untrained", twin, run.samples)
+        twins = copies(own, self.untrained, "untrained", twin, run.samples, most=None)
         tables, scores, *others = yield [constants, own, *twins]
         for name in ("samples", "head_samples"):
             tables[name] = scores[name]

@@ -33,7 +33,7 @@ VERBS = {  # verb -> what makes its forwards few; its rows are as many as at the
     "ablate_heads": {},
     "segment": {"untrained": 0},
     "linear_probe": {},
-    "surgery": {"directions": 1, "mixes": (0.5,)},
+    "surgery": {"directions": 2, "mixes": (0.5,)},
     "audit": {"untrained": 1, "grid": False},
     "circuits.composition": {"through": "data"},
     "circuits.concentration": {"untrained": 1},
