@@ -112,8 +112,6 @@ def made(result: Result, name: str, weights: str) -> Any:
     Older saved results have none with shuffled weights, and no such column.
     """
     table: Any = result.table(name)
-    if "weights" not in table:
-        return table if weights == "drawn" else table[:0]
     return table[table["weights"] == weights].drop(columns="weights")
 
 

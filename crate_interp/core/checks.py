@@ -54,10 +54,7 @@ def layer(name: str, value: object, count: int) -> int:
     """
     number: Any = value
     if not is_int(value) or not -count <= number <= count:
-        raise ValueError(
-            f"{name}={shown(value)}: the model has layers 0 to {count - 1}; give a whole number "
-            f"from {-count} to {count}."
-        )
+        raise ValueError(f"{name}={shown(value)}: the model has layers 0 to {count - 1}.")
     return int(number) + count if number < 0 else int(number)
 
 

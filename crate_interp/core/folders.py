@@ -55,9 +55,8 @@ def locked(folder: str | Path) -> Iterator[Path]:
         reason = getattr(error, "strerror", None) or error
         if isinstance(error, Timeout):
             reason = "it is being written by another process, wait until it ends"
-        raise ValueError(
-            f"cannot write into {str(out)!r}: {reason}. Give another folder."
-        ) from None
+        words = f"cannot write into {str(out)!r}: {reason}. Give another folder."
+        raise ValueError(words) from None
     try:
         yield out
     finally:

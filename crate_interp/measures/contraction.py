@@ -106,10 +106,8 @@ def _representatives(codes: Tensor, contraction: Tensor, eps: float) -> Tensor:
     checks.require_floats(codes, "head pos d_head")
     checks.require_entries(contraction, "rep pos", _EMPTY)
     if (*contraction.shape[:-2], contraction.shape[-1]) != tuple(codes.shape[:-1]):
-        raise ValueError(
-            f"contraction {list(contraction.shape)} does not fit codes {list(codes.shape)}: give "
-            "[..., head, rep, pos] and [..., head, pos, d_head]."
-        )
+        shapes = f"{list(contraction.shape)} does not fit codes {list(codes.shape)}"
+        raise ValueError(f"contraction {shapes}: give [..., head, rep, pos].")
     return contraction.double() @ codes.double()
 
 

@@ -53,10 +53,8 @@ def attention_map(
     require_floats(queries, "head pos d_head")
     require_floats(keys, "head pos d_head")
     if queries.shape != keys.shape:
-        raise ValueError(
-            f"queries {list(queries.shape)} and keys {list(keys.shape)} differ in shape: "
-            "give both as [..., head, pos, d_head]."
-        )
+        shapes = f"{list(queries.shape)} and keys {list(keys.shape)}"
+        raise ValueError(f"queries {shapes} differ: give both as [..., head, pos, d_head].")
     count = keys.shape[-2]
     if count <= special:
         raise ValueError(f"{count} tokens hold no patch to attend to: give CLS and a patch.")
@@ -110,10 +108,8 @@ def pca_map(
     """
     require_floats(features, "image pos d")
     if features.ndim != 3 or 0 in features.shape or features.shape[1] != grid[0] * grid[1]:
-        raise ValueError(
-            f"features {list(features.shape)} do not fit a grid of {grid[0]} x {grid[1]}: "
-            f"give [image, {grid[0] * grid[1]}, d], without CLS."
-        )
+        shape = f"{list(features.shape)} do not fit a grid of {grid[0]} x {grid[1]}"
+        raise ValueError(f"features {shape}: give [image, patch, d], without CLS.")
     if not all_finite(features):
         raise ValueError("features hold NaN or Inf: leave out such images.")
     if not 1 <= n_components <= features.shape[-1]:
@@ -179,10 +175,8 @@ def input_maps(
     height, width = patch_size
     fits = images.ndim == 4 and height > 0 < width and 0 not in images.shape[1:]
     if not fits or images.shape[2] % height or images.shape[3] % width:
-        raise ValueError(
-            f"images are {list(images.shape)}: give [batch, channels, height, width] with sides in "
-            f"multiples of the patch {height} x {width}."
-        )
+        sides = f"[batch, channels, height, width] in multiples of {height} x {width}"
+        raise ValueError(f"images are {list(images.shape)}: give {sides}.")
     values = images.double()
     pixels = rearrange(values, "n c (h p1) (w p2) -> n h w (p1 p2) c", p1=height, p2=width)
     grid = (pixels.shape[1], pixels.shape[2])

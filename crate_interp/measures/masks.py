@@ -62,10 +62,8 @@ def jaccard(
     leading axes do not broadcast.
     """
     if not _is_mask(mask, 1) or not _is_mask(target, 1) or mask.shape[-1] != target.shape[-1]:
-        raise ValueError(
-            f"jaccard takes two bool masks of the same tokens, got {_described(mask)} and "
-            f"{_described(target)}: make masks with mass_mask, or with map > threshold."
-        )
+        both = f"{_described(mask)} and {_described(target)}"
+        raise ValueError(f"jaccard takes two bool masks of the same tokens, got {both}.")
     both = (mask & target).sum(dim=-1).double()
     either = (mask | target).sum(dim=-1).double()
     return torch.where(either == 0, 1.0, both / either.clamp(min=1))
@@ -96,10 +94,8 @@ def token_mask(
         raise ValueError(f"a mask must be bool [..., height, width], got {_described(mask)}.")
     height, width = checks.size("patch_size", patch_size)
     if mask.shape[-2] % height or mask.shape[-1] % width:
-        raise ValueError(
-            f"a mask of {mask.shape[-2]} x {mask.shape[-1]} pixels does not divide into patches of "
-            f"{height} x {width}: crop or pad it to a multiple."
-        )
+        shape = f"{mask.shape[-2]} x {mask.shape[-1]} pixels"
+        raise ValueError(f"a mask of {shape} does not divide into patches of {height} x {width}.")
     blocks = rearrange(mask, "... (h p1) (w p2) -> ... (h w) (p1 p2)", p1=height, p2=width)
     return 2 * blocks.sum(dim=-1) > height * width
 
@@ -117,9 +113,8 @@ def pixel_mask(
     """
     grid, patch_size = checks.size("grid", grid), checks.size("patch_size", patch_size)
     if not _is_mask(mask, 1) or mask.shape[-1] != grid[0] * grid[1]:
-        raise ValueError(
-            f"a mask of patches must be bool [..., {grid[0]} x {grid[1]}], got {_described(mask)}."
-        )
+        size = f"{grid[0]} x {grid[1]}"
+        raise ValueError(f"a mask of patches must be bool [..., {size}], got {_described(mask)}.")
     wide = mask.unflatten(-1, grid)  # [..., h, w]
     return wide.repeat_interleave(patch_size[0], dim=-2).repeat_interleave(patch_size[1], dim=-1)
 

@@ -129,10 +129,8 @@ def _statistics(codes: Tensor, membership: Tensor, eps: float) -> tuple[Tensor, 
     checks.require_floats(codes, "head pos d_head")
     checks.require_floats(membership, "head pos")
     if membership.shape != codes.shape[:-1]:
-        raise ValueError(
-            f"membership {list(membership.shape)} does not fit codes {list(codes.shape)}: give "
-            "[..., head, pos] and [..., head, pos, d_head]."
-        )
+        shapes = f"{list(membership.shape)} does not fit codes {list(codes.shape)}"
+        raise ValueError(f"membership {shapes}: give [..., head, pos].")
     if bool((membership < 0).any()):
         raise ValueError("membership holds negative numbers: give weights of at least 0.")
     weights = membership.double()

@@ -77,9 +77,7 @@ def compression(
     unknown place or basis.
     """
     if isinstance(at, str) or not len(at) or set(at) - set(PLACES) or len(set(at)) < len(at):
-        raise ValueError(
-            f"at={at!r}: give some of {', '.join(PLACES)}, each once, such as ('pre', 'mid')."
-        )
+        raise ValueError(f"at={at!r}: give some of {', '.join(PLACES)}, each once, in a tuple.")
     checks.one_of("basis", basis, ("stored", "orthonormal"))
     return with_settings(
         _measure,

@@ -65,10 +65,7 @@ def ask(question: Question, model: HookedModel, data: Data, options: RunOptions)
         if options.out is not None and not is_dry():
             shard = shard_of(options.shard)
             if not options.resume and shard.total > 1:
-                raise ValueError(
-                    f"resume=False in shard {shard} would remove the chunks of other shards: give "
-                    "another folder."
-                )
+                raise ValueError("resume=False would remove the chunks of other shards.")
             code = code_of(model, {"question": type(question), **question.read()}, options.tag)
             settings = meta | {"device": str(meta["device"]).partition(":")[0]}
             folder = options.out, question.result, settings, code, shard, options.resume
@@ -193,11 +190,10 @@ class Experiment:
                 ):
                     yield task
                 if block and total == block.first + block.count and task.stop != block.stop:
+                    where = f"{str(self.chunks.out)!r} began, in chunk {task.number}"
                     raise ValueError(
-                        "the stream differs from the one with which the run in "
-                        f"{str(self.chunks.out)!r} began: its chunk {task.number} has other "
-                        "samples. Give the earlier stream or another folder, or start over with "
-                        "resume=False (--restart)."
+                        f"the stream differs from the one with which the run in {where}. Give the "
+                        "earlier stream, another folder, or resume=False (--restart)."
                     )
 
         self.chunks.open(step, self._check_pictures if self.samples.files else None)
@@ -228,8 +224,6 @@ class Experiment:
             return
         changed = held.changed(tables["pictures"])
         if changed:
-            raise ValueError(
-                f"{named(changed)} in {quoted(held.folder)}: the content is not what the run in "
-                f"{str(self.chunks.out)!r} has measured. Put the earlier content back; or, to "
-                "start over, give another folder for the result, or resume=False (--restart)."
-            )
+            names, out = f"{named(changed)} in {quoted(held.folder)}", str(self.chunks.out)
+            words = f"is not what the run in {out!r} has measured: put it back"
+            raise ValueError(f"{names}: the content {words}, or give resume=False (--restart).")

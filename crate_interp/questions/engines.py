@@ -75,10 +75,8 @@ def _in_this_process(
             cause = cause.__cause__ or cause.__context__
         if cause is None:
             raise
-        raise ValueError(
-            f"a worker that decodes samples ended ({str(cause).splitlines()[0]}). Memory or shared "
-            "memory (/dev/shm) may be too small: give fewer workers, or workers=0."
-        ) from None
+        words = f"ended ({str(cause).splitlines()[0]}): give fewer, or workers=0"
+        raise ValueError(f"a worker that decodes samples {words}.") from None
     finally:
         batches = head = None
 
@@ -171,10 +169,8 @@ def _on_cluster(
                     ray.cancel(other, force=True)
                 if isinstance(error, ray.exceptions.RayTaskError):
                     raise error.cause from None
-                raise ValueError(
-                    f"the process of samples {task.start} to {task.stop - 1} died {_RETRIES + 1} "
-                    f"times. Check the memory of nodes: a smaller batch_size needs less. {error}"
-                ) from None
+                where = f"{task.start} to {task.stop - 1} died {_RETRIES + 1} times (batch_size?)"
+                raise ValueError(f"the process of samples {where}: {error}") from None
             advance(task.stop - task.start)
             yield task, tables
 
@@ -196,10 +192,8 @@ def _measured(packed: list[Any], task: Task, gpu: bool, wanted: dict[str, Any]) 
     odd = [name for name, value in wanted.items() if here.get(name) != value]
     if odd:
         words = ", ".join(f"{name} {here.get(name)} (driver: {wanted[name]})" for name in odd)
-        raise ValueError(
-            f"a worker on {platform.node()} has {words}, so its numbers would differ. Give every "
-            "node the same versions, OMP_NUM_THREADS and settings of torch."
-        )
+        words = f"{words}, so its numbers would differ: give every node the same"
+        raise ValueError(f"a worker on {platform.node()} has {words}.")
     if packed[0] not in _opened:
         _opened.clear()
         work = ray.cloudpickle.loads(ray.get(packed[0]))  # a node may lack packages of probes

@@ -72,19 +72,13 @@ def _agree(out: Path, run: Mapping[str, Any]) -> dict[str, str]:
     path = out / RUN
     if not path.exists():
         if any((out / CHUNKS).glob("*.parquet")):
-            raise ValueError(
-                f"{str(path)!r} is missing, although the folder has chunks. Start over with "
-                "resume=False (--restart), or give another folder."
-            )
+            raise ValueError(f"{str(path)!r} is missing: start over with resume=False (--restart).")
         began = {"began": secrets.token_hex(8)}
         files.write_text(path, json.dumps({**run, **began}, indent=2) + "\n")
         return began
     there = read_index(path)
     if not _is_run(there):
-        raise ValueError(
-            f"{str(path)!r} holds no settings of a run. Move it to another place and start over "
-            "with resume=False (--restart), or give another folder."
-        )
+        raise ValueError(f"{str(path)!r} holds no settings of a run: give another folder.")
     began = {"began": str(there.pop("began", ""))}
     old, new = dict(_flat(there)), dict(_flat(run))
     differences = [
@@ -191,10 +185,8 @@ def working(out: Path, shard: Shard, every: bool) -> Iterator[None]:
             try:
                 stack.enter_context(FileLock(mine, timeout=_MOMENT))
             except Timeout:  # a Timeout is an OSError too
-                raise ValueError(
-                    f"another process works on shard {shard} of {str(out)!r}. Wait until it ends, "
-                    "give each process its own shard (shard='i/n'), or give another folder."
-                ) from None
+                words = f"works on shard {shard} of {str(out)!r}. Wait until it ends"
+                raise ValueError(f"another process {words}.") from None
             try:
                 for path in (out / CHUNKS).glob("shard-*.lock"):
                     friend = path.stem.endswith(f"-of-{shard.total}") and not every
@@ -202,11 +194,9 @@ def working(out: Path, shard: Shard, every: bool) -> Iterator[None]:
                         with FileLock(path, timeout=_MOMENT):
                             pass
             except Timeout:
-                raise ValueError(
-                    f"another process works in {str(out)!r}, with another number of shards, or "
-                    "resume=False would remove its chunks. Wait until that process ends, or give "
-                    "another folder."
-                ) from None
+                why = "with other shards, or resume=False would remove its chunks"
+                words = f"another process works in {str(out)!r}, {why}. Wait until it ends."
+                raise ValueError(words) from None
         yield
 
 

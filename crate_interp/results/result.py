@@ -245,10 +245,8 @@ class Result(GroupedSamples):
                 raise ValueError("it has changed since it was saved")
             result._check_readable()
         except Exception as error:  # caused by a table or a setting of unknown origin
-            raise ValueError(
-                f"{str(folder)!r} is not a saved {cls.__name__} of this version: "
-                f"{type(error).__name__}, {plain(error)}. Measure or save the result again."
-            ) from error
+            words = f"of this version: {type(error).__name__}, {plain(error)}. Measure it again"
+            raise ValueError(f"{str(folder)!r} is no saved {cls.__name__} {words}.") from error
         return result
 
     def merge(self, other: "Result") -> Any:
@@ -340,11 +338,8 @@ def _check_same(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
     )
     for name in dict.fromkeys([*mine, *theirs]):
         if name not in _OF_A_RUN and mine.get(name) != theirs.get(name):
-            raise ValueError(
-                f"the results differ in {name}: {checks.shown(mine.get(name))} and "
-                f"{checks.shown(theirs.get(name))}. Only results with the same model, settings and "
-                "versions merge."
-            )
+            both = f"{checks.shown(mine.get(name))} and {checks.shown(theirs.get(name))}"
+            raise ValueError(f"the results differ in {name}: {both}, and do not merge.")
 
 
 def _merged_meta(mine: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:

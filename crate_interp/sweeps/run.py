@@ -174,11 +174,8 @@ def _measured(chunk: batches.Chunk, probes: list[Probe], controls: int) -> Table
                 numbers = measure_batch(*how)
             tally.add(numbers, probes, batch.start)
     if weight_mark(chunk.model) != mark:
-        raise ValueError(
-            f"the model's weights changed while samples {samples.start} to "
-            f"{samples.start + samples.n - 1} were measured. Give a probe that does not write into "
-            "weights, and do not train the model meanwhile."
-        )
+        where = f"samples {samples.start} to {samples.start + samples.n - 1}"
+        raise ValueError(f"a probe or a training changed the model's weights during {where}.")
     counts = pd.DataFrame(list(tally.counts.items()), columns=["name", "value"])
     tables = tables_of(tally, samples.labels, len(layers)) | {"controls": controlled}
     return {**tables, "counts": counts.astype({"value": float})}
@@ -212,16 +209,12 @@ def fitting(probes: Probes, model: HookedModel | DecoderView, blocks: str) -> li
         chosen = [item for item in chosen if set(item.points) <= names]
     for probe, point in [(each, point) for each in chosen for point in each.points]:
         if blocks == "blocks" and probe.name in BUILT_IN and point not in names:
-            raise ValueError(
-                f"the probe {probe.name!r} reads {point}, which the layers of family "
-                f"{model.cfg.family!r} do not have: leave the probe out."
-            )
+            family = f"family {model.cfg.family!r} do not have: leave the probe out"
+            raise ValueError(f"{probe.name!r} reads {point}, which layers of {family}.")
         if blocks == "blocks" and hasattr(model, "check_point"):
             model.check_point(full_name(point, 0))
         elif point not in names:
-            raise KeyError(
-                f"the layers of {blocks} have no hook point {point!r}. See model.hook_dict."
-            )
+            raise KeyError(f"the layers of {blocks} have no hook point {point!r}.")
     return chosen
 
 
@@ -262,10 +255,7 @@ def probe(cache: CrateCache, probes: Probes = None) -> SweepResult:
     the cache lacks a hook point that the probes read.
     """
     if not isinstance(cache, CrateCache):
-        raise ValueError(
-            f"ci.probe takes a cache, not {type(cache).__name__}: the second value of "
-            "model.run_with_cache(images)."
-        )
+        raise ValueError(f"ci.probe takes a cache, not {type(cache).__name__}.")
     model = cache.model
     if model.towers:
         raise ValueError("a CLIP is two models: give cache.visual or cache.text.")

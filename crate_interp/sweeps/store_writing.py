@@ -232,10 +232,8 @@ def _rows(chunk: Chunk, batch: Batch, store: Store) -> dict[str, Any]:
     for name, shape in store.shapes.items():
         value = acts.pop(name).float()
         if tuple(value.shape[1:]) != tuple(shape):
-            raise ValueError(
-                f"{name} has the shape {list(value.shape[1:])} in sample {batch.start}, but "
-                f"{list(shape)} in the first sample. Give samples of one size."
-            )
+            sizes = f"{list(value.shape[1:])}, but {list(shape)} in the first sample"
+            raise ValueError(f"{name} has in sample {batch.start} the shape {sizes}.")
         high = (value.abs() > _HIGHEST) & value.isfinite() & (store.stored == "float16")
         wrong = value.isnan() | high
         if wrong.any():
