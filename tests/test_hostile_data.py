@@ -86,7 +86,7 @@ def test_no_picture_starts_a_program(model, tmp_path, started):
     samples = opened(model, rows)  # other columns are not even looked at
     refused(no, samples.masks, 0, 1)
     with Image.open(folder / "b" / "b.png") as image:
-        refused(r"an image was opened .* format EPS.*convert\('RGB'\)", model.preprocess, image)
+        refused(r"an image is of format EPS.*convert\('RGB'\)", model.preprocess, image)
         assert not started
         with suppress(Exception):
             image.load()  # what it would have come to

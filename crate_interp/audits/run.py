@@ -22,12 +22,7 @@ from crate_interp.measures.checks import all_finite, in_full_precision
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.questions.asking import Experiment, Perhaps, ask
-from crate_interp.questions.batches import (
-    Batch,
-    Chunk,
-    Reading,
-    check_one_length,
-)
+from crate_interp.questions.batches import Batch, Chunk, Reading, check_one_length
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables, copies
 from crate_interp.questions.untrained_twins import FEW, SAMPLES, shuffled, stacked, twin
 from crate_interp.results.result import by, first

@@ -108,6 +108,13 @@ def positive(name: str, value: Any) -> float:
     return _plain(value)
 
 
+def share(name: str, value: Any) -> float:
+    """Returns a share; raises ValueError unless it is above 0 and at most 1."""
+    if not is_number(value) or not 0 < value <= 1:
+        raise ValueError(f"{name}={shown(value)}: give a share above 0 and at most 1.")
+    return _plain(value)
+
+
 def one_of(name: str, value: object, choices: Collection[str]) -> str:
     """Returns a value that is one of `choices`.
 

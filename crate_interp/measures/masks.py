@@ -25,7 +25,7 @@ def mass_mask(map: Float[Tensor, "*batch pos"], mass: float = 0.6) -> Bool[Tenso
     are no tokens.
     """
     _check_map(map)
-    _check_share(mass, "mass")
+    checks.share("mass", mass)
     if bool((map < 0).any()):
         raise ValueError("the map has negative values. Give attention weights, or use top_mask.")
     values, order = map.double().sort(dim=-1, descending=True, stable=True)
@@ -46,7 +46,7 @@ def top_mask(map: Float[Tensor, "*batch pos"], fraction: float = 0.6) -> Bool[Te
     1], if the map holds NaN or Inf, or if there are no tokens.
     """
     _check_map(map)
-    _check_share(fraction, "fraction")
+    checks.share("fraction", fraction)
     kept = max(1, int(fraction * map.shape[-1] + 0.5 + 1e-9))  # 0.145 x 100 is 14.499999999999998
     order = map.sort(dim=-1, descending=True, stable=True).indices
     return torch.zeros_like(order, dtype=torch.bool).scatter(-1, order[..., :kept], True)
@@ -134,8 +134,3 @@ def _check_map(map: Tensor) -> None:
         raise ValueError(f"there is no token to choose from: the map has shape {list(map.shape)}.")
     if not all_finite(map):
         raise ValueError("the map holds NaN or Inf: leave out such maps.")
-
-
-def _check_share(value: float, name: str) -> None:
-    if not checks.is_number(value) or not 0 < value <= 1:
-        raise ValueError(f"{name}={value!r}: give a share above 0 and at most 1.")

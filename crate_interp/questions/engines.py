@@ -68,15 +68,6 @@ def _in_this_process(
     try:
         for task in mine:
             yield task, work.measured(task, advance, partial(take, task))
-    except Exception as error:
-        cause: BaseException | None = error
-        # torch may raise its error about a worker at any point, as the cause of another error
-        while cause is not None and "DataLoader worker" not in str(cause):
-            cause = cause.__cause__ or cause.__context__
-        if cause is None:
-            raise
-        words = f"ended ({str(cause).splitlines()[0]}): give fewer, or workers=0"
-        raise ValueError(f"a worker that decodes samples {words}.") from None
     finally:
         batches = head = None
 
@@ -189,9 +180,9 @@ def _measured(packed: list[Any], task: Task, gpu: bool, wanted: dict[str, Any]) 
     """Measures a chunk in a worker, which opens the work once."""
     ray: Any = import_module("ray")
     here = surroundings()
-    odd = [name for name, value in wanted.items() if here.get(name) != value]
+    odd = [name for name in wanted | here if here.get(name) != wanted.get(name)]
     if odd:
-        words = ", ".join(f"{name} {here.get(name)} (driver: {wanted[name]})" for name in odd)
+        words = ", ".join(f"{name} {here.get(name)} (driver: {wanted.get(name)})" for name in odd)
         words = f"{words}, so its numbers would differ: give every node the same"
         raise ValueError(f"a worker on {platform.node()} has {words}.")
     if packed[0] not in _opened:
@@ -205,9 +196,7 @@ def surroundings() -> dict[str, str | int]:
     """Returns everything outside the work that may change the bits of a chunk."""
     versions = {name: version(name) for name in _PACKAGES}
     versions |= {"crate_interp": __version__, "Python": platform.python_version()}
-    settings = torch_settings()
-    names = dict.fromkeys(("default dtype", "matmul precision", *settings), "torch's first")
-    return {**versions, "torch threads": torch.get_num_threads(), **names, **settings}
+    return {**versions, "torch threads": torch.get_num_threads(), **torch_settings()}
 
 
 ENGINES: dict[str, Callable[[], AbstractContextManager[Engine]]] = {

@@ -22,14 +22,7 @@ from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes.built_in import LINEAR, LINEAR_STATISTICS
 from crate_interp.questions.asking import Experiment, Perhaps, ask
-from crate_interp.questions.batches import (
-    Batch,
-    Chunk,
-    Forward,
-    Reading,
-    last_point,
-    run_layers,
-)
+from crate_interp.questions.batches import Batch, Chunk, Forward, Reading, last_point, run_layers
 from crate_interp.questions.experiment import Pass, Plan, Question, Rules, Tables
 from crate_interp.questions.provenance import digest_of_labels
 from crate_interp.results import sample_ranges
