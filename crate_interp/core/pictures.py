@@ -99,7 +99,8 @@ def opened(file: Path | BytesIO, what: str) -> Image.Image:
     try:
         return Image.open(file, formats=FORMATS)
     except UnidentifiedImageError:
-        raise Undecodable(f"cannot read {what}: it is not one of {', '.join(FORMATS)}.") from None
+        words = f"it is not a picture in {', '.join(FORMATS)}"
+        raise Undecodable(f"cannot read {what}: {words}.") from None
     except Exception as error:  # each decoder of Pillow raises its own errors
         raise _unread(what, error) from None
 
