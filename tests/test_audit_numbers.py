@@ -15,7 +15,7 @@ from crate_interp.audits.attention import DRAWS_OF_GRID
 from crate_interp.audits.claims import GRID, LIMITS, NULLS
 from crate_interp.audits.result import main_rows, tokens_of
 from crate_interp.audits.setting import Setting
-from crate_interp.audits.sparse import SCALES, SIZES, _codes, evenly
+from crate_interp.audits.sparse import SCALES, SIZES, evenly
 from crate_interp.models.layers.sparse_steps import Lasso
 from selection import few
 
@@ -348,13 +348,3 @@ def test_every_null_and_limit_is_measured(audited):
 def test_a_lasso_is_described(audited):
     model, _, _ = audited
     assert isinstance(model.blocks[0].mlp.lasso(), Lasso)
-
-
-@pytest.mark.parametrize("warm, count", [(True, 1), (False, 1), (False, 2)])
-def test_codes_that_share_a_gradient_are_those_of_the_step(warm, count):
-    generator = torch.Generator().manual_seed(2)
-    d, y = (torch.randn(*shape, generator=generator) for shape in ((11, 11), (3, 5, 11)))
-    lasso = Lasso(d, 0.1, torch.linspace(0, 0.3, 11), warm, count)
-    penalties = (lasso.lambd, torch.zeros(11), torch.tensor(0.2))
-    for code, penalty in zip(_codes(lasso, y, penalties), penalties, strict=True):
-        torch.testing.assert_close(code, lasso.run(y, penalty))

@@ -84,17 +84,15 @@ def test_what_is_done_stays(model, wanted, how, tmp_path, monkeypatch):
         measure(*given)
 
     monkeypatch.setattr(Chunk, "measure", stopped)
-    with pytest.raises(ValueError if how == "killed" else KeyboardInterrupt) as error:
+    with pytest.raises(RuntimeError if how == "killed" else KeyboardInterrupt) as error:
         ci.sweep(model, table(), workers=2, out=tmp_path, **CHUNKS)
     if how == "killed":
-        assert "ended (DataLoader worker" in str(error.value) and "continues" in str(error.value)
+        assert "DataLoader worker" in str(error.value)
     del error
     assert children() == []
     assert (tmp_path / "chunks" / "sweep-000000.parquet").is_file()
     same(ci.sweep(model, table(), workers=2, out=tmp_path, **CHUNKS), wanted)
 
 
-def test_wrong_numbers_of_workers(model, monkeypatch):
+def test_wrong_numbers_of_workers(model):
     refuses("workers=-1", lambda: ci.sweep(model, table(), workers=-1, **CHUNKS))
-    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
-    refuses("workers=2 needs processes that", lambda: ci.sweep(model, table(), workers=2, **CHUNKS))

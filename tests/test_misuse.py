@@ -88,7 +88,7 @@ def test_a_clip_is_measured_by_its_towers():
         FIXTURES / "crate_alpha_clipa" / "crate_alpha_CLIPA_L14.pth", n_heads=4, text_n_heads=3
     )
     images = torch.randn(3, 3, 32, 32)
-    refuses("measure its towers, model.visual on images and", lambda: ci.sweep(clip, images))
+    refuses("measure its towers, model.visual and model.text", lambda: ci.sweep(clip, images))
     assert len(ci.sweep(clip.visual, images, progress=False).layers())
 
 

@@ -60,7 +60,7 @@ def test_a_changed_number_is_refused_though_its_file_has_its_digest(out, result)
     assert ci.SweepResult.load(out).digest() == result.digest()
     table.loc[0, "sparsity.l1"] += 1e-12
     written(out, table)
-    refused(out, "of this version: ValueError, it has changed since it was saved. Measure or save")
+    refused(out, "of this version: ValueError, it has changed since it was saved. Measure it")
 
 
 def test_a_changed_entry_of_meta_is_refused_unless_it_is_of_the_run(out):

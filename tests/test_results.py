@@ -16,7 +16,8 @@ from conftest import make, refuses
 from crate_interp.circuits import composition
 from crate_interp.data import open_data, part
 from crate_interp.models.sae import SAEConfig
-from crate_interp.results.result import META, Result
+from crate_interp.results.result import Result
+from crate_interp.results.result_files import META
 
 N, CUT, BATCH = 11, 6, 3  # the cut lies between two batches, so that both ways see the same ones
 QUIET = dict(batch_size=BATCH, progress=False)

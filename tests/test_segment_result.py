@@ -87,7 +87,7 @@ def test_what_cannot_be_judged_is_refused_before_work_starts():
 def test_a_query_that_is_not_there_and_a_cache_without_masks_are_refused():
     net, data = model(), dataset()
     refuses("query=7: there are 7 tokens", lambda: ci.segment(net, data, query=7, progress=False))
-    with pytest.raises(ValueError, match="has none. Use ci.sweep on data with masks"):
+    with pytest.raises(ValueError, match="has none: ci.sweep takes"):
         ci.probe(net.run_with_cache(net.preprocess(data["image"]))[1], "segmentation")
 
 

@@ -124,7 +124,7 @@ def test_a_damaged_file_is_refused_or_written_anew(net, stored, damage, tmp_path
         bad = bytearray(good[:-8] if damage == "short" else good)
         bad[len(bad) // 2] ^= 1
         path.write_bytes(bad)
-    refuses("is damaged: .*Repeat the same ci.store call", lambda: ci.open_store(out))
+    refuses("is damaged: .*Repeat the same", lambda: ci.open_store(out))
     found = ci.store(net, DATA, points=POINTS, out=out, **QUIET)
     assert "activations-000002.parquet: damaged, and measured again" in capsys.readouterr().err
     assert path.read_bytes() == good and len(found) == N
@@ -149,10 +149,10 @@ def test_what_is_refused(net, stored, tmp_path):
     refuses("does not hold a saved ActivationStore", lambda: ci.open_store(tmp_path / "x"))
     ci.sweep(net, DATA, probes="sparsity", controls=0, progress=False).save(tmp_path / "r")
     refuses("holds a result of kind 'sweep'", lambda: ci.open_store(tmp_path / "r"))
-    refuses("the store is of .* Give the model", lambda: ci.sweep(make(seed=1), stored, **QUIET))
+    refuses("the store is of .* other weights", lambda: ci.sweep(make(seed=1), stored, **QUIET))
     refuses("a part of a store", lambda: ci.sweep(net, stored.select(range(4)), **QUIET))
     refuses("a part of a store", lambda: ci.sweep(net, stored.shuffle(seed=0), **QUIET))
-    refuses("a store of activations, which only", lambda: ci.audit(net, stored, progress=False))
+    refuses("of a store of activations, only", lambda: ci.audit(net, stored, progress=False))
     with pytest.raises(ValueError, match="Leave out forward="):
         ci.sweep(net, stored, forward=lambda model, batch: model(batch), **QUIET)
 

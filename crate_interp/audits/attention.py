@@ -301,11 +301,7 @@ def written(layer: Layer, z: Stream, u: Subspaces, causal: bool) -> tuple[Stream
 def _operators(cells: Cells, layer: Layer, given: Given, setting: Setting, base: Base) -> None:
     """Adds the numbers of the paper's steps with the layer's U, as long as the layer's update."""
     step, here = written(layer, given.z, layer.stored, setting.causal)[0], base.at(setting.eps)
-    steps = {
-        "gradient step": here.found["stream"].step(0, base.u),
-        "+U": step,
-        "-U": -step,
-    }
+    steps = {"gradient step": here.found["stream"].step(0, base.u), "+U": step, "-U": -step}
     if not layer.kind.no_series:
         steps["Neumann step"] = here.found["stream"].step(1, base.u)
     for name, step in steps.items():

@@ -14,16 +14,7 @@ from crate_interp.core.safe_text import in_html, notebook_view
 from crate_interp.probes.layer_reading import FRAMES
 from crate_interp.results.result import Result, as_text, by, first
 from crate_interp.results.statistic import low_to_high
-from crate_interp.stats.verdicts import (
-    BROKEN,
-    BY_CONSTRUCTION,
-    KEPT,
-    NOT_APPLICABLE,
-    SHOWN,
-    UNDECIDED,
-    of_interval,
-    together,
-)
+from crate_interp.stats import verdicts
 
 _SOME = " of "  # in the tokens of a cell: "32 of 197"
 _STILL = 1e-6  # a relative change below this counts as none
@@ -38,12 +29,12 @@ def judged(result: Result) -> pd.DataFrame:
     rows = table[every | table["eps"].isna() | (table["eps"] == eps)]
     found: list[tuple] = []
     for (name, layer), group in rows.groupby(["claim", "layer"], sort=False):
-        claim, applies = CLAIMS[str(name)], group[group["verdict"] != NOT_APPLICABLE]
-        missed = applies[applies["verdict"] != KEPT]
+        claim, applies = CLAIMS[str(name)], group[group["verdict"] != verdicts.NOT_APPLICABLE]
+        missed = applies[applies["verdict"] != verdicts.KEPT]
         by_number = [own["verdict"] for _, own in applies.groupby("number", sort=False)]
-        verdict = together(by_number, bool(missed["by_construction"].all()))
+        verdict = verdicts.together(by_number, bool(missed["by_construction"].all()))
         reasons = _reasons(group)
-        if verdict == BY_CONSTRUCTION:
+        if verdict == verdicts.BY_CONSTRUCTION:
             reasons = [
                 f"an ideal layer misses the bound too ({NUMBERS[part].title}: {low_to_high(ideal)})"
                 for part, ideal in missed.groupby("number", sort=False)["construction"]
@@ -78,14 +69,18 @@ def _reasons(group: pd.DataFrame) -> list[str]:
 
 def _on(rows: Any, claim: Claim) -> str:
     """Returns where a number holds: "stream, read: falls; unit: falls (eps 1), rises (eps 10)"."""
-    verbs = {KEPT: claim.held, BROKEN: claim.missed, UNDECIDED: UNDECIDED}
+    verbs = {
+        verdicts.KEPT: claim.held,
+        verdicts.BROKEN: claim.missed,
+        verdicts.UNDECIDED: verdicts.UNDECIDED,
+    }
     said: dict[str, list[str]] = {}
     for frame in [name for name in (*FRAMES, "") if name in set(rows["frame"])]:
         where: dict[str, list[str]] = {}
         for row in rows[rows["frame"] == frame].to_dict("records"):
             unknown = np.isnan(row["low"])
             low, high = (row["value" if unknown else end] for end in ("low", "high"))
-            word = verbs[of_interval(low, high, NUMBERS[row["number"]].bounds)]
+            word = verbs[verdicts.of_interval(low, high, NUMBERS[row["number"]].bounds)]
             if claim.still and abs(row["value"]) < _STILL:
                 word = claim.still
             place = f"{row['eps']:g}"
@@ -120,9 +115,9 @@ def overview(result: Result) -> pd.DataFrame:
     for name, claim in CLAIMS.items():
         words = claims[claims["claim"] == name]["verdict"].tolist()
         leading = next(iter(claim.numbers))
-        some = main[(main["number"] == leading) & (main["verdict"] != NOT_APPLICABLE)]
-        counts = {word: words.count(word) for word in SHOWN}
-        layers = "".join(SHOWN[word].sign or "." for word in words)
+        some = main[(main["number"] == leading) & (main["verdict"] != verdicts.NOT_APPLICABLE)]
+        counts = {word: words.count(word) for word in verdicts.SHOWN}
+        layers = "".join(verdicts.SHOWN[word].sign or "." for word in words)
         shown = ("value", "excess", "share", "untrained")
         spans = {column: low_to_high(some[column]) for column in shown}
         start = {"claim": claim.short, "name": name, "layers": layers}
@@ -185,18 +180,18 @@ def findings(result: Result) -> tuple[str, str]:
     counts = claims[claims["claim"] == "compresses"]["verdict"].value_counts()
     layers = result.meta["n_layers"]
     where = f"{result.meta['model'] or 'this model'} on {result.counted_samples()}"
-    if counts.get(NOT_APPLICABLE, 0) == layers:
-        none = set(claims["verdict"]) == {NOT_APPLICABLE}
+    if counts.get(verdicts.NOT_APPLICABLE, 0) == layers:
+        none = set(claims["verdict"]) == {verdicts.NOT_APPLICABLE}
         which = "of the papers" if none else "about attention"
         return f"No claim {which} applies to the layers of {where}.", ""
-    kept = counts.get(KEPT, 0)
+    kept = counts.get(verdicts.KEPT, 0)
     facts: Any = FAMILIES.get(result.meta["config"]["family"], {})
     goal = KINDS.get(facts.get("attention"), KINDS["mssa"]).objective
     often = f"{kept} of {layers} layers" if kept else f"no layer of {layers}"
     answer = f"Attention lowers {goal} under every scaling in {often} of {where}."
     rows = main_rows(result, "cells")
     rows = rows[(rows["number"] == "compresses") & (rows["frame"] == "read")]
-    falls, beyond = (rows["high"] < 0).sum(), (rows["verdict"] == KEPT).sum()
+    falls, beyond = (rows["high"] < 0).sum(), (rows["verdict"] == verdicts.KEPT).sum()
     doubt = (
         f"As the layers read the tokens it falls in {falls}, and in {beyond} by more than with "
         "shuffled updates and random output maps."

@@ -22,12 +22,7 @@ from crate_interp.measures.checks import all_finite, in_full_precision
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.questions.asking import Experiment, Perhaps, ask
-from crate_interp.questions.batches import (
-    Batch,
-    Chunk,
-    Reading,
-    check_one_length,
-)
+from crate_interp.questions.batches import Batch, Chunk, Reading, check_one_length
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables, copies
 from crate_interp.questions.untrained_twins import FEW, SAMPLES, shuffled, stacked, twin
 from crate_interp.results.result import by, first
@@ -35,7 +30,6 @@ from crate_interp.stats.contrasts import FEWEST
 
 LIMITED = 8  # how many samples, from the first on, have ceilings, operators and constructions
 DRAWS = 8  # how often the update is shuffled
-_EPS = (1e-4, 1e4)
 
 
 @with_weights
@@ -104,11 +98,6 @@ class Audit(Question):
         """Refuses what cannot be asked, and fills in what model and samples decide."""
         checks.count("untrained", self.untrained, least=0)
         eps, grid = checks.positive("eps", self.eps), checks.flag("grid", self.grid)
-        if not _EPS[0] <= eps <= _EPS[1]:
-            raise ValueError(
-                f"eps={self.eps!r} gives imprecise rates. Give a number from {_EPS[0]:g} to "
-                f"{_EPS[1]:g}."
-            )
         part, limited = _compared(samples)
         setting = Setting(
             eps=eps,
@@ -197,10 +186,8 @@ def _of_chunk(chunk: Chunk, setting: Setting) -> Tables:
     def measure(layer: int, acts: dict[str, Tensor], batch: Batch, count: int) -> None:
         for point, value in acts.items():
             if not all_finite(value):
-                raise ValueError(
-                    f"{point} of layer {layer} holds NaN or Inf in samples "
-                    f"{batch.start} to {batch.start + count - 1}. Leave out these samples."
-                )
+                where = f"samples {batch.start} to {batch.start + count - 1}"
+                raise ValueError(f"{point} of layer {layer} holds NaN or Inf in {where}.")
         found = layers.of_layer(known[layer], acts, batch.start, count, setting)
         every = [numbers for _, cells in found for numbers in cells.values()]
         # to the CPU at once

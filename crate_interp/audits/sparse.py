@@ -14,7 +14,6 @@ from torch import Tensor
 from crate_interp.audits.frames import Norm, over, single_of
 from crate_interp.audits.objectives import PerSample, SparseCode, Stream, rates_of_codes
 from crate_interp.audits.setting import Cells
-from crate_interp.core.device_waits import waits
 from crate_interp.measures import lasso_objective, lasso_solution, zero_fraction
 from crate_interp.measures.lasso import lasso_solutions_at
 from crate_interp.models.layers.sparse_steps import Lasso
@@ -120,8 +119,7 @@ def _at(z: SparseCode, y: Stream, lasso: Lasso) -> tuple[PerSample, PerSample, S
 
     They are `lasso_objective` and `lasso_kkt_residual`, but share the product D z.
     """
-    # the start may be 0
-    decoded = z @ lasso.d.mT if waits(z) or z.any() else torch.zeros_like(y)
+    decoded = z @ lasso.d.mT
     error = decoded - y
     squares, sizes = error.square().sum(dim=(1, 2)), (lasso.lambd * z.abs()).sum(dim=(1, 2))
     objective = 0.5 * squares.double() + sizes.double()
@@ -133,23 +131,10 @@ def _at(z: SparseCode, y: Stream, lasso: Lasso) -> tuple[PerSample, PerSample, S
 def _with_dictionary(lasso: Lasso, y: Tensor, d: Tensor) -> dict[str, Tensor]:
     """Returns the numbers of the same step with another dictionary."""
     other = replace(lasso, d=d)
-    code, free = _codes(other, y, (other.lambd, torch.zeros_like(other.lambd)))
+    code, free = (other.run(y, lambd) for lambd in (other.lambd, torch.zeros_like(other.lambd)))
     # which share of the zeros disappears if lambda is 0
     zeros = [zero_fraction(z).mean(dim=-1) for z in (code, free)]
     return measured(other, y, code) | {"threshold": over(zeros[0] - zeros[1], zeros[0])}
-
-
-def _codes(lasso: Lasso, y: Tensor, penalties: Sequence[Tensor]) -> list[Tensor]:
-    """Returns `lasso.run` for each penalty; the first gradient, half of the cost, is shared."""
-    first, eta, d = (y if lasso.warm else lasso.start(y)), lasso.eta, lasso.d
-    gradient = (first @ d.mT - y) @ d if lasso.warm else -(y @ d)
-    found = []
-    for lambd in penalties:
-        code = torch.relu(first - eta * gradient - eta * lambd)
-        for _ in range(lasso.count - 1):
-            code = torch.relu(code - eta * ((code @ d.mT - y) @ d) - eta * lambd)
-        found.append(code)
-    return found
 
 
 def limits(lasso: Lasso, y: Stream, tokens: int) -> tuple[Cells, PerSample]:

@@ -10,18 +10,9 @@ import pandas as pd
 from crate_interp.audits.claims import CLAIM_OF, NULLS, NUMBERS, Number
 from crate_interp.audits.setting import NO_EPS
 from crate_interp.results.result import Result
+from crate_interp.stats import verdicts
 from crate_interp.stats.bootstrap import studentised
 from crate_interp.stats.contrasts import Difference, against_networks, mean_error, paired
-from crate_interp.stats.verdicts import (
-    BROKEN,
-    KEPT,
-    NOT_APPLICABLE,
-    UNDECIDED,
-    Tests,
-    better,
-    decide,
-    within,
-)
 
 _NEAR = 0.01  # how near its ceiling a value must be, as a share of the way from ceiling to bound
 _GROUP = 8  # draws of random weights, each group of which has to show a verdict
@@ -112,8 +103,6 @@ def made(result: Result, name: str, weights: str) -> Any:
     Older saved results have none with shuffled weights, and no such column.
     """
     table: Any = result.table(name)
-    if "weights" not in table:
-        return table if weights == "drawn" else table[:0]
     return table[table["weights"] == weights].drop(columns="weights")
 
 
@@ -138,25 +127,27 @@ def _cells(measured: Measured, copies: dict[str, Parts]) -> pd.DataFrame:
             columns |= _beside(kind, mean, difference, others.mean(axis=1).to_numpy())
     limits, at_ceiling = _limits(measured, mean)
     columns |= limits
-    rivals: dict[str, Tests] = {}
+    rivals: dict[str, verdicts.Tests] = {}
     if number.null:
         null = measured.beside(number.null).reindex(columns=values.columns)
         excess, gain = paired(measured.by_group(values - null)), _gains(measured)
         columns |= {"null": null.mean(axis=1).to_numpy()} | _columns("excess", excess)
         columns |= _columns("gain", gain[0]) if gain else {}
         ones = np.ones(len(mean))
-        over_draws = [better(one, number.better or -1) for one in gain] or [Tests(ones, ones)]
-        rivals[NULLS[number.null].words] = better(excess, number.better or -1)
-        rivals[NULLS[number.draws].words] = Tests(
+        over_draws = [verdicts.better(one, number.better or -1) for one in gain] or [
+            verdicts.Tests(ones, ones)
+        ]
+        rivals[NULLS[number.null].words] = verdicts.better(excess, number.better or -1)
+        rivals[NULLS[number.draws].words] = verdicts.Tests(
             *(np.maximum.reduce(ways) for ways in zip(*over_draws, strict=True))
         )
     there = values.notna().T
     groups = result.groups_at(there.index)
     independent = (there if groups is None else there.groupby(groups).any()).sum().to_numpy()
     settings = values.index.to_frame(index=False).groupby(PLACE[1:], sort=False)
-    columns |= decide(
+    columns |= verdicts.decide(
         (number.bounds[0] <= mean) & (mean <= number.bounds[1]),
-        within(values.to_numpy(), number.bounds, resampled, independent),
+        verdicts.within(values.to_numpy(), number.bounds, resampled, independent),
         rivals,
         family=settings.ngroup().to_numpy(),
         exempt=at_ceiling,
@@ -256,7 +247,9 @@ def _of_weights(result: Result) -> Iterator[pd.DataFrame]:
         columns["ceiling"] = np.nan if number.top is None else number.top
         columns["share"] = value if number.top == 1.0 else np.nan
         zero = np.isnan(value)
-        columns["verdict"] = np.where(zero, UNDECIDED, np.where(kept, KEPT, BROKEN))
+        columns["verdict"] = np.where(
+            zero, verdicts.UNDECIDED, np.where(kept, verdicts.KEPT, verdicts.BROKEN)
+        )
         columns["reason"] = np.where(zero, "the weights are zero", "")
         yield rows.assign(claim=CLAIM_OF[name], n=1, p=0.0, **_NOWHERE, **columns)
 
@@ -264,7 +257,7 @@ def _of_weights(result: Result) -> Iterator[pd.DataFrame]:
 def _missing(result: Result) -> pd.DataFrame:
     rows = [
         {"layer": layer, "claim": CLAIM_OF[name], "number": name, "reason": reason}
-        | {"n": 0, "verdict": NOT_APPLICABLE}
+        | {"n": 0, "verdict": verdicts.NOT_APPLICABLE}
         | _NOWHERE
         for layer, reasons in enumerate(result.meta["reasons"])
         for name, reason in reasons.items()

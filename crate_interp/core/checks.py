@@ -54,10 +54,7 @@ def layer(name: str, value: object, count: int) -> int:
     """
     number: Any = value
     if not is_int(value) or not -count <= number <= count:
-        raise ValueError(
-            f"{name}={shown(value)}: the model has layers 0 to {count - 1}; give a whole number "
-            f"from {-count} to {count}."
-        )
+        raise ValueError(f"{name}={shown(value)}: the model has layers 0 to {count - 1}.")
     return int(number) + count if number < 0 else int(number)
 
 
@@ -108,6 +105,13 @@ def positive(name: str, value: Any) -> float:
     """
     if not is_number(value) or value <= 0:
         raise ValueError(f"{name}={shown(value)}: give a finite number above 0.")
+    return _plain(value)
+
+
+def share(name: str, value: Any) -> float:
+    """Returns a share; raises ValueError unless it is above 0 and at most 1."""
+    if not is_number(value) or not 0 < value <= 1:
+        raise ValueError(f"{name}={shown(value)}: give a share above 0 and at most 1.")
     return _plain(value)
 
 

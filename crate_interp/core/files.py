@@ -81,10 +81,8 @@ def check_regular(path: Path) -> None:
     """Raises ValueError if a file is to be written where there is a link, a folder or a pipe."""
     link = os.path.islink(path)
     if link or (os.path.exists(path) and not os.path.isfile(path)):
-        raise ValueError(
-            f"{str(path)!r} is {'a link' if link else 'a folder or a pipe'} where a file is to be "
-            "written: remove it, or give another folder."
-        )
+        what = "a link" if link else "a folder or a pipe"
+        raise ValueError(f"{str(path)!r} is {what} where a file is to be written: remove it.")
 
 
 def foreign(folder: Path, names: Collection[str]) -> ValueError:

@@ -15,17 +15,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from crate_interp.core.files import (
-    check_regular,
-    digest,
-    foreign,
-    is_one,
-    is_own_name,
-    own_name,
-    remove_unfinished,
-    stays_inside,
-    write_text,
-)
+from crate_interp.core import files
 
 LOCK, _STAGE, _JOURNAL = ".crate-interp.lock", ".crate-interp-new-", ".crate-interp-change-"
 # Only files that this library writes. Nothing else is removed, whatever an index says.
@@ -43,7 +33,7 @@ def locked(folder: str | Path) -> Iterator[Path]:
     be written, or if another process or thread writes it.
     """
     out = Path(folder)
-    check_regular(out / LOCK)
+    files.check_regular(out / LOCK)
     try:
         str(out).encode()  # raises for a name that is not valid text
         new = not out.exists()
@@ -55,9 +45,8 @@ def locked(folder: str | Path) -> Iterator[Path]:
         reason = getattr(error, "strerror", None) or error
         if isinstance(error, Timeout):
             reason = "it is being written by another process, wait until it ends"
-        raise ValueError(
-            f"cannot write into {str(out)!r}: {reason}. Give another folder."
-        ) from None
+        words = f"cannot write into {str(out)!r}: {reason}. Give another folder."
+        raise ValueError(words) from None
     try:
         yield out
     finally:
@@ -85,7 +74,7 @@ def replacing(
     """
     with locked(folder) as out:
         _remove_dead(out)
-        stage = out / own_name(_STAGE)
+        stage = out / files.own_name(_STAGE)
         stage.mkdir()
         try:
             yield stage
@@ -98,24 +87,24 @@ def _move(
     stage: Path, out: Path, index: str, content: Mapping[str, Any] | None, kept: Collection[str]
 ) -> None:
     """Puts the files of a stage into their places, the index last."""
-    files = sorted(path for path in stage.rglob("*") if path.is_file())
-    new = {path.relative_to(stage).as_posix(): digest(path) for path in files}
+    staged = sorted(path for path in stage.rglob("*") if path.is_file())
+    new = {path.relative_to(stage).as_posix(): files.digest(path) for path in staged}
     old, known = listed(out / index), _known(out, index)
     moved = [name for name in new if old.get(name) != new[name] or differs(out, {name: new[name]})]
     if new and not moved:  # the folder has all new files already
         kept = [name for name in old if name not in new]
     gone = [name for name in known if name not in new and name not in kept]
-    gone = [name for name in gone if is_one(out / name, known[name])]  # others are the user's
+    gone = [name for name in gone if files.is_one(out / name, known[name])]  # others are the user's
     for name in (*moved, *gone, index):
         _check_place(out, name)
     check_ours(out, index, (*moved, *gone), new)
     after = dict(sorted(({name: old[name] for name in kept} | new).items()))
     if content is not None:
-        write_text(stage / index, json.dumps({**content, "files": after}, indent=2) + "\n")
+        files.write_text(stage / index, json.dumps({**content, "files": after}, indent=2) + "\n")
     for name, value in after.items():
         known.setdefault(name, []).append(value)
     journal = out / f"{_JOURNAL}{index}"
-    write_text(journal, json.dumps({"files": known}))
+    files.write_text(journal, json.dumps({"files": known}))
     mode = journal.stat().st_mode
     (out / index).unlink(missing_ok=True)
     for name in gone:
@@ -136,7 +125,7 @@ def _remove_dead(out: Path) -> None:
     """Removes the unfinished files and stages of dead writers; the caller holds the lock."""
     for path in _stages(out):
         shutil.rmtree(path, ignore_errors=True)
-    remove_unfinished(out)
+    files.remove_unfinished(out)
 
 
 def tidy(folder: Path, index: str) -> None:
@@ -166,7 +155,7 @@ def is_free(folder: Path, index: str) -> bool:
 
 
 def _stages(out: Path) -> list[Path]:
-    found = [path for path in out.glob(f"{_STAGE}*") if is_own_name(path.name)]
+    found = [path for path in out.glob(f"{_STAGE}*") if files.is_own_name(path.name)]
     return [path for path in found if path.is_dir() and not path.is_symlink()]
 
 
@@ -175,12 +164,12 @@ def listed(path: Path) -> dict[str, str]:
     return named(read_index(path).get("files"))
 
 
-def named(files: object) -> dict[str, str]:
+def named(entries: object) -> dict[str, str]:
     """Returns the digests of files by their names.
 
     Names that lead out of the folder, and files of a kind that we do not write, are left out.
     """
-    items = files.items() if isinstance(files, dict) else ()
+    items = entries.items() if isinstance(entries, dict) else ()
     return {name: value for name, value in items if is_inside(name) and isinstance(value, str)}
 
 
@@ -195,24 +184,24 @@ def read_index(path: Path) -> dict[str, Any]:
 
 def is_inside(name: object) -> bool:
     """Tells whether a name is one that we write in a folder, such as "figures/a.png"."""
-    if not isinstance(name, str) or len(name) > 1000 or not stays_inside(name):
+    if not isinstance(name, str) or len(name) > 1000 or not files.stays_inside(name):
         return False
     path = PurePosixPath(name)
     spelled = path.as_posix() == name and not path.name.startswith(".")
     return spelled and path.suffix in _SUFFIXES
 
 
-def differs(folder: Path, files: Mapping[str, str]) -> list[str]:
+def differs(folder: Path, digests: Mapping[str, str]) -> list[str]:
     """Returns the names of files that are missing or have another digest."""
-    places = {name: Path(os.path.realpath(folder / name)) for name in files}  # follows links
-    return [name for name, wanted in files.items() if not is_one(places[name], [wanted])]
+    places = {name: Path(os.path.realpath(folder / name)) for name in digests}  # follows links
+    return [name for name, wanted in digests.items() if not files.is_one(places[name], [wanted])]
 
 
 def _known(out: Path, index: str) -> dict[str, list[str]]:
     """Returns the digests that the index and the journal give for each file."""
     found = {name: [value] for name, value in listed(out / index).items()}
-    files = read_index(out / f"{_JOURNAL}{index}").get("files")
-    for name, digests in files.items() if isinstance(files, dict) else ():
+    entries = read_index(out / f"{_JOURNAL}{index}").get("files")
+    for name, digests in entries.items() if isinstance(entries, dict) else ():
         if is_inside(name) and isinstance(digests, list):
             found.setdefault(name, []).extend(map(str, digests))
     return found
@@ -228,9 +217,9 @@ def check_ours(
     known, new = _known(out, index), new or {}
     there = [name for name in names if os.path.lexists(out / name)]
     ours = {name: [*known.get(name, ()), new.get(name, "")] for name in there}
-    odd = [name for name in there if not is_one(out / name, ours[name])]
+    odd = [name for name in there if not files.is_one(out / name, ours[name])]
     if odd:
-        raise foreign(out, odd)
+        raise files.foreign(out, odd)
 
 
 def _check_place(out: Path, name: str) -> None:
@@ -238,4 +227,4 @@ def _check_place(out: Path, name: str) -> None:
     for up in (path for path in (out / name).parents if out in path.parents):
         if up.is_symlink() or (up.exists() and not up.is_dir()):
             raise ValueError(f"{str(up)!r} is not a folder: remove it, or give another folder.")
-    check_regular(out / name)
+    files.check_regular(out / name)

@@ -71,16 +71,12 @@ def loaded(image: Picture, kind: str = "image") -> tuple[Image.Image, str]:
         return image.make(), image.what
     if isinstance(image, Image.Image):
         if image.format not in (None, *FORMATS, "MPO"):  # MPO: JPEG files of several pictures
-            raise Undecodable(
-                f"{what} was opened from a file of format {plain(image.format)}, but only "
-                f"{', '.join(FORMATS)} are decoded: if you trust it, give image.convert('RGB')."
-            )
+            known = f"only {', '.join(FORMATS)} are decoded: give image.convert('RGB')"
+            raise Undecodable(f"{what} is of format {plain(image.format)}, but {known}.")
         return _upright(image, what), what
     if not isinstance(image, (str, Path)):
-        raise ValueError(
-            f"cannot read {what} from {type(image).__name__}: give PIL images, paths or one uint8 "
-            "array [n, channels, height, width]."
-        )
+        kinds = f"{type(image).__name__}: give PIL images, paths or one uint8 array [n, c, h, w]"
+        raise ValueError(f"cannot read {what} from {kinds}.")
     what = f"the {kind} {quoted(image)}"
     try:
         data = files.read(Path(image))
@@ -103,10 +99,8 @@ def opened(file: Path | BytesIO, what: str) -> Image.Image:
     try:
         return Image.open(file, formats=FORMATS)
     except UnidentifiedImageError:
-        raise Undecodable(
-            f"cannot read {what}: it is not a picture in one of the formats {', '.join(FORMATS)}, "
-            "or its first bytes are damaged."
-        ) from None
+        words = f"it is not a picture in {', '.join(FORMATS)}"
+        raise Undecodable(f"cannot read {what}: {words}.") from None
     except Exception as error:  # each decoder of Pillow raises its own errors
         raise _unread(what, error) from None
 
@@ -139,10 +133,7 @@ def check_depth(mode: str, what: str) -> None:
     Such files do not say which value is white.
     """
     if mode in (*SIXTEEN_BITS, "F"):
-        raise Undecodable(
-            f"{what} has mode {mode!r} (more than 8 bits): scale its values to 0 to 255, and save "
-            "it in mode L or RGB."
-        )
+        raise Undecodable(f"{what} has mode {mode!r} (more than 8 bits): save it in mode L or RGB.")
 
 
 def _unread(what: str, error: Exception) -> ValueError:

@@ -103,17 +103,14 @@ def run_options(
         if name not in known:
             own = [item for item in inspect.signature(verb).parameters if item != "run"]
             hint = checks.did_you_mean(name, [*own, *known], f"It takes {', '.join(own + known)}.")
-            raise TypeError(
-                f"{verb.__name__}() got an unexpected keyword argument {name!r}. {hint}"
-            )
+            words = f"got an unexpected keyword argument {name!r}. {hint}"
+            raise TypeError(f"{verb.__name__}() {words}")
     values: dict[str, Any] = {**defaults, **given}
     if values.get("out") is not None:
         values["out"] = Path(values["out"])
     options = RunOptions(**values)
     if options.out is None and options.shard is not None:
-        raise ValueError(
-            f"shard={options.shard!r} needs a folder that all shards share: give out=DIR."
-        )
+        raise ValueError("shard= needs a folder that all shards share: give out=DIR.")
     checks.limit(options.limit)
     if options.tag is not None and not (isinstance(options.tag, str) and options.tag):
         raise ValueError(f"tag={options.tag!r}: give a text, such as 'weights of 3 May'.")

@@ -8,18 +8,17 @@ explains the words and symbols; README.md in this folder has a line for each mea
 from types import FunctionType
 
 from crate_interp.measures.attention import *
-from crate_interp.measures.contraction import *
 from crate_interp.measures.cuts import *
 from crate_interp.measures.gradients import *
 from crate_interp.measures.lasso import *
 from crate_interp.measures.maps import *
 from crate_interp.measures.masks import *
 from crate_interp.measures.objective import *
+from crate_interp.measures.patternless import *
 from crate_interp.measures.rates import *
 from crate_interp.measures.sparsity import *
 from crate_interp.measures.spectra import *
 from crate_interp.measures.subspaces import *
-from crate_interp.measures.token_statistics import *
 
 __all__: list[str] = [  # what the modules list  # pyright: ignore
     name for name, value in globals().items() if isinstance(value, FunctionType)

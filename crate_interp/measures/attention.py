@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crate_interp.core.device_waits import waits
-from crate_interp.measures.checks import Pattern, require_entries
+from crate_interp.measures.checks import Pattern, fewest, require_entries
 
 __all__ = [
     "attention_entropy", "causal_uniform_entropy", "effective_support", "mass_cover",
@@ -73,12 +73,7 @@ def mass_cover(pattern: Pattern, mass: float) -> Float[Tensor, "*batch query"]:
     are no queries or no keys.
     """
     require_entries(pattern, "query key", _EMPTY)
-    if not 0 < mass <= 1:
-        raise ValueError(f"mass={mass}: give a share above 0 and at most 1.")
-    held = pattern.detach().double().sort(dim=-1, descending=True).values.cumsum(dim=-1)
-    # 1e-12 below the share, because the same sum in another order may be an ulp lower
-    wanted = mass * held[..., -1:] * (1 - 1e-12)
-    return _valid(((held < wanted).sum(dim=-1) + 1).to(pattern.dtype), pattern)
+    return _valid(fewest(pattern, "mass", mass)[0].to(pattern.dtype), pattern)
 
 
 def official_attention_entropy(pattern: Pattern) -> Float[Tensor, "*batch query"]:

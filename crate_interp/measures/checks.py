@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from crate_interp.core import checks
 from crate_interp.core.device_waits import waits
 
 # the shapes that most measures take
@@ -93,6 +94,15 @@ def largest_entry(x: Tensor) -> Tensor:
     """
     largest = x.detach().abs().amax(dim=-1, keepdim=True)
     return largest.masked_fill(largest == 0, 1)
+
+
+@torch.no_grad()
+def fewest(values: Tensor, name: str, share: float) -> tuple[Tensor, Tensor]:
+    """Returns how many of a row's largest values hold a share of their sum, and the sum."""
+    checks.share(name, share)
+    held = values.double().sort(dim=-1, descending=True).values.cumsum(dim=-1)
+    # 1e-12 below the share, because the same sum in another order may be an ulp lower
+    return (held < share * held[..., -1:] * (1 - 1e-12)).sum(dim=-1) + 1, held[..., -1]
 
 
 def qr(u: Tensor) -> tuple[Tensor, Tensor]:

@@ -60,10 +60,8 @@ def maskcut(
     *batch, pos, d = features.shape
     pair = isinstance(grid, (tuple, list)) and len(grid) == 2
     if not pair or grid[0] * grid[1] != pos or pos < 2:
-        raise ValueError(
-            f"grid={grid} does not fit {pos} tokens (features {list(features.shape)}): give "
-            f"(rows, columns) with rows * columns = {pos}, at least 2, and features without CLS."
-        )
+        shape = f"{pos} tokens (features {list(features.shape)})"
+        raise ValueError(f"grid={grid} does not fit {shape}: give (rows, columns), without CLS.")
     checks.count("n_masks", n_masks)
     checks.one_of("affinity", affinity, _AFFINITIES)
     finite = isinstance(tau, (int, float)) and math.isfinite(tau)

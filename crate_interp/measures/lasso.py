@@ -155,7 +155,5 @@ def check_lasso(z: Tensor, y: Tensor, d: Tensor) -> None:
     require_floats(y, "pos d_model")
     require_floats(d, "d_model d_mlp")
     if z.shape[:-1] != y.shape[:-1] or (y.shape[-1], z.shape[-1]) != tuple(d.shape):
-        raise ValueError(
-            f"code {list(z.shape)}, target {list(y.shape)} and dictionary {list(d.shape)} do not "
-            "fit: give [..., pos, d_mlp], [..., pos, d_model] and [d_model, d_mlp]."
-        )
+        shapes = f"code {list(z.shape)}, target {list(y.shape)} and dictionary {list(d.shape)}"
+        raise ValueError(f"{shapes} do not fit: a dictionary is [d_model, d_mlp].")

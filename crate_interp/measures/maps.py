@@ -8,13 +8,7 @@ from einops import einsum, rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from crate_interp.measures.checks import (
-    HeadCodes,
-    Pattern,
-    all_finite,
-    in_full_precision,
-    require_floats,
-)
+from crate_interp.measures import checks
 
 __all__ = ["attention_map", "attention_rollout", "input_maps", "pca_map", "pca_mask"]
 
@@ -28,9 +22,9 @@ MAPS = {
 _ROUNDS = 100  # the most rounds of k-means
 
 
-@in_full_precision
+@checks.in_full_precision
 def attention_map(
-    queries: HeadCodes,
+    queries: checks.HeadCodes,
     keys: Float[Tensor, "*batch head key_pos d_head"],
     query: int = 0,
     scaled: bool = True,
@@ -50,13 +44,11 @@ def attention_map(
     patches nor their ratios; the scale changes their ratios. Raises ValueError if the shapes
     differ, if `query` is not a position, or if there is no patch.
     """
-    require_floats(queries, "head pos d_head")
-    require_floats(keys, "head pos d_head")
+    checks.require_floats(queries, "head pos d_head")
+    checks.require_floats(keys, "head pos d_head")
     if queries.shape != keys.shape:
-        raise ValueError(
-            f"queries {list(queries.shape)} and keys {list(keys.shape)} differ in shape: "
-            "give both as [..., head, pos, d_head]."
-        )
+        shapes = f"{list(queries.shape)} and keys {list(keys.shape)}"
+        raise ValueError(f"queries {shapes} differ: give both as [..., head, pos, d_head].")
     count = keys.shape[-2]
     if count <= special:
         raise ValueError(f"{count} tokens hold no patch to attend to: give CLS and a patch.")
@@ -70,8 +62,8 @@ def attention_map(
     return logits[..., special:].softmax(dim=-1)
 
 
-@in_full_precision
-def attention_rollout(patterns: Float[Tensor, "*batch layer head query key"]) -> Pattern:
+@checks.in_full_precision
+def attention_rollout(patterns: Float[Tensor, "*batch layer head query key"]) -> checks.Pattern:
     """Returns how attention spreads through all layers, by attention roll-out.
 
     `prod_l (1/2 I + 1/2 mean_k A_k^l)`, the last layer leftmost.
@@ -81,7 +73,7 @@ def attention_rollout(patterns: Float[Tensor, "*batch layer head query key"]) ->
     rewrites the stream after each MSSA, which roll-out ignores. Raises ValueError if there are no
     layers, heads or tokens, or if the patterns are not square.
     """
-    require_floats(patterns, "layer head query key")
+    checks.require_floats(patterns, "layer head query key")
     if 0 in patterns.shape[-4:] or patterns.shape[-1] != patterns.shape[-2]:
         raise ValueError(f"patterns {list(patterns.shape)}: give [..., layer, head, pos, pos].")
     mixed = patterns.mean(dim=-3)  # [..., layer, query, key]
@@ -92,7 +84,7 @@ def attention_rollout(patterns: Float[Tensor, "*batch layer head query key"]) ->
     return rolled
 
 
-@in_full_precision
+@checks.in_full_precision
 def pca_map(
     features: Float[Tensor, "image pos d"], grid: tuple[int, int], n_components: int = 3
 ) -> Float[Tensor, "image n_components h w"]:
@@ -108,13 +100,11 @@ def pca_map(
     ValueError if the grid does not fit, if features hold NaN or Inf, or if n_components is below 1
     or above d.
     """
-    require_floats(features, "image pos d")
+    checks.require_floats(features, "image pos d")
     if features.ndim != 3 or 0 in features.shape or features.shape[1] != grid[0] * grid[1]:
-        raise ValueError(
-            f"features {list(features.shape)} do not fit a grid of {grid[0]} x {grid[1]}: "
-            f"give [image, {grid[0] * grid[1]}, d], without CLS."
-        )
-    if not all_finite(features):
+        shape = f"{list(features.shape)} do not fit a grid of {grid[0]} x {grid[1]}"
+        raise ValueError(f"features {shape}: give [image, patch, d], without CLS.")
+    if not checks.all_finite(features):
         raise ValueError("features hold NaN or Inf: leave out such images.")
     if not 1 <= n_components <= features.shape[-1]:
         raise ValueError(f"n_components={n_components}: give 1 to {features.shape[-1]}.")
@@ -151,7 +141,7 @@ def pca_mask(
     return (first > middle) & ~flat
 
 
-@in_full_precision
+@checks.in_full_precision
 def input_maps(
     images: Float[Tensor, "batch channels height width"], patch_size: tuple[int, int]
 ) -> Float[Tensor, "batch map patch"]:
@@ -175,14 +165,12 @@ def input_maps(
     Raises ValueError for images that are no floats of that shape, or whose sides are no multiples
     of the patch.
     """
-    require_floats(images, "batch channels height width")
+    checks.require_floats(images, "batch channels height width")
     height, width = patch_size
     fits = images.ndim == 4 and height > 0 < width and 0 not in images.shape[1:]
     if not fits or images.shape[2] % height or images.shape[3] % width:
-        raise ValueError(
-            f"images are {list(images.shape)}: give [batch, channels, height, width] with sides in "
-            f"multiples of the patch {height} x {width}."
-        )
+        sides = f"[batch, channels, height, width] in multiples of {height} x {width}"
+        raise ValueError(f"images are {list(images.shape)}: give {sides}.")
     values = images.double()
     pixels = rearrange(values, "n c (h p1) (w p2) -> n h w (p1 p2) c", p1=height, p2=width)
     grid = (pixels.shape[1], pixels.shape[2])

@@ -25,7 +25,7 @@ def mass_mask(map: Float[Tensor, "*batch pos"], mass: float = 0.6) -> Bool[Tenso
     are no tokens.
     """
     _check_map(map)
-    _check_share(mass, "mass")
+    checks.share("mass", mass)
     if bool((map < 0).any()):
         raise ValueError("the map has negative values. Give attention weights, or use top_mask.")
     values, order = map.double().sort(dim=-1, descending=True, stable=True)
@@ -46,7 +46,7 @@ def top_mask(map: Float[Tensor, "*batch pos"], fraction: float = 0.6) -> Bool[Te
     1], if the map holds NaN or Inf, or if there are no tokens.
     """
     _check_map(map)
-    _check_share(fraction, "fraction")
+    checks.share("fraction", fraction)
     kept = max(1, int(fraction * map.shape[-1] + 0.5 + 1e-9))  # 0.145 x 100 is 14.499999999999998
     order = map.sort(dim=-1, descending=True, stable=True).indices
     return torch.zeros_like(order, dtype=torch.bool).scatter(-1, order[..., :kept], True)
@@ -62,10 +62,8 @@ def jaccard(
     leading axes do not broadcast.
     """
     if not _is_mask(mask, 1) or not _is_mask(target, 1) or mask.shape[-1] != target.shape[-1]:
-        raise ValueError(
-            f"jaccard takes two bool masks of the same tokens, got {_described(mask)} and "
-            f"{_described(target)}: make masks with mass_mask, or with map > threshold."
-        )
+        both = f"{_described(mask)} and {_described(target)}"
+        raise ValueError(f"jaccard takes two bool masks of the same tokens, got {both}.")
     both = (mask & target).sum(dim=-1).double()
     either = (mask | target).sum(dim=-1).double()
     return torch.where(either == 0, 1.0, both / either.clamp(min=1))
@@ -96,10 +94,8 @@ def token_mask(
         raise ValueError(f"a mask must be bool [..., height, width], got {_described(mask)}.")
     height, width = checks.size("patch_size", patch_size)
     if mask.shape[-2] % height or mask.shape[-1] % width:
-        raise ValueError(
-            f"a mask of {mask.shape[-2]} x {mask.shape[-1]} pixels does not divide into patches of "
-            f"{height} x {width}: crop or pad it to a multiple."
-        )
+        shape = f"{mask.shape[-2]} x {mask.shape[-1]} pixels"
+        raise ValueError(f"a mask of {shape} does not divide into patches of {height} x {width}.")
     blocks = rearrange(mask, "... (h p1) (w p2) -> ... (h w) (p1 p2)", p1=height, p2=width)
     return 2 * blocks.sum(dim=-1) > height * width
 
@@ -117,9 +113,8 @@ def pixel_mask(
     """
     grid, patch_size = checks.size("grid", grid), checks.size("patch_size", patch_size)
     if not _is_mask(mask, 1) or mask.shape[-1] != grid[0] * grid[1]:
-        raise ValueError(
-            f"a mask of patches must be bool [..., {grid[0]} x {grid[1]}], got {_described(mask)}."
-        )
+        size = f"{grid[0]} x {grid[1]}"
+        raise ValueError(f"a mask of patches must be bool [..., {size}], got {_described(mask)}.")
     wide = mask.unflatten(-1, grid)  # [..., h, w]
     return wide.repeat_interleave(patch_size[0], dim=-2).repeat_interleave(patch_size[1], dim=-1)
 
@@ -139,8 +134,3 @@ def _check_map(map: Tensor) -> None:
         raise ValueError(f"there is no token to choose from: the map has shape {list(map.shape)}.")
     if not all_finite(map):
         raise ValueError("the map holds NaN or Inf: leave out such maps.")
-
-
-def _check_share(value: float, name: str) -> None:
-    if not checks.is_number(value) or not 0 < value <= 1:
-        raise ValueError(f"{name}={value!r}: give a share above 0 and at most 1.")

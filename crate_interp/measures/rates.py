@@ -141,10 +141,8 @@ def _weights(membership: Tensor, z: Tokens) -> Float[Tensor, "*batch pos class"]
     soft = membership.is_floating_point()
     shape = membership.shape[:-1] if soft else membership.shape
     if shape != z.shape[:-1] or 0 in membership.shape or membership.dtype == torch.bool:
-        raise ValueError(
-            f"membership {list(membership.shape)} of {membership.dtype} does not fit tokens "
-            f"{list(z.shape)}: give integers [..., pos], or float weights [..., pos, class]."
-        )
+        shape = f"{list(membership.shape)} of {membership.dtype} does not fit {list(z.shape)}"
+        raise ValueError(f"membership {shape}: give integers or floats [..., pos, class].")
     if not bool((membership >= 0).all()) or not bool(membership.isfinite().all()):
         raise ValueError("membership holds negative numbers, NaN or Inf: give weights >= 0.")
     weights = membership if soft else torch.nn.functional.one_hot(membership.long())

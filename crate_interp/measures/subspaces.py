@@ -169,10 +169,7 @@ def output_map_cosine(w_o: Float[Tensor, "head d_head d_model"], u: Bases) -> Fl
     _check(w_o, "head d_head d_model")
     _check(u, "head d_model d_head")
     if w_o.shape != u.mT.shape:
-        raise ValueError(
-            f"w_o {list(w_o.shape)} does not fit u {list(u.shape)}: give "
-            "[head, d_head, d_model] and [head, d_model, d_head], such as attn.W_O and attn.U."
-        )
+        raise ValueError(f"w_o {list(w_o.shape)} does not fit u {list(u.shape)}, transposed.")
     rows = [_unit(matrix.flatten(1)) for matrix in (w_o, u.mT)]
     return (rows[0] * rows[1]).sum(dim=-1).clamp(-1, 1)
 

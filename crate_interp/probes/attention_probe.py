@@ -7,19 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crate_interp.measures import (
-    assignment_entropy,
-    attention_entropy,
-    contracted_rate,
-    contraction_coverage,
-    effective_support,
-    membership_balance,
-    membership_share,
-    representatives_in_use,
-    subspaces_per_token,
-    top_mass,
-    variational_rate,
-)
+from crate_interp import measures
 from crate_interp.probes import layer_reading
 from crate_interp.probes.layer_reading import Block, Tokens
 from crate_interp.probes.probe import Acts, Probe, with_settings
@@ -89,7 +77,7 @@ def attention(tokens: Tokens = "all", name: str = "attention") -> Probe:
 def _measure(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
     pattern = acts["attn.hook_pattern"]  # [batch, head, query, key]
     queries = layer_reading.picked(pattern, tokens, block, axis=2)
-    entropy = attention_entropy(queries)  # [batch, head, query]
+    entropy = measures.attention_entropy(queries)  # [batch, head, query]
     even = math.log(queries.shape[-1])  # mean over queries of ln(keys that a query sees)
     if block.attn.cfg.causal:
         even = float(torch.log(layer_reading.visible_keys(queries).double()).mean())
@@ -103,10 +91,10 @@ def _measure(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
     shares = cls[..., 0, special:].double()
     whole = shares.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
     return answer | {
-        "entropy_cls": (entropy if tokens == "all" else attention_entropy(cls))[..., 0],
-        "top1_cls": top_mass(cls, 1)[..., 0],
-        "top5_cls": top_mass(cls, min(5, cls.shape[-1]))[..., 0],
-        "support_cls": effective_support(cls)[..., 0],
+        "entropy_cls": (entropy if tokens == "all" else measures.attention_entropy(cls))[..., 0],
+        "top1_cls": measures.top_mass(cls, 1)[..., 0],
+        "top5_cls": measures.top_mass(cls, min(5, cls.shape[-1]))[..., 0],
+        "support_cls": measures.effective_support(cls)[..., 0],
         "self_cls": cls[..., 0, 0],
         "entropy_patches": torch.special.entr(shares / whole).sum(dim=-1),
     }
@@ -169,18 +157,18 @@ def membership(eps: float = 0.1, tokens: Tokens = "all", name: str = "membership
 def _measure_membership(block: Block, acts: Acts, eps: float, tokens: Tokens) -> dict[str, Tensor]:
     pi = layer_reading.picked(acts["attn.hook_pi"], tokens, block, axis=2)
     answer = {
-        "token_entropy": assignment_entropy(pi).mean(dim=-1),
-        "subspaces": subspaces_per_token(pi).mean(dim=-1),
-        "share_head": membership_share(pi),
+        "token_entropy": measures.assignment_entropy(pi).mean(dim=-1),
+        "subspaces": measures.subspaces_per_token(pi).mean(dim=-1),
+        "share_head": measures.membership_share(pi),
     }
     if pi.shape[1] > 1:
-        answer["balance"] = membership_balance(pi)
+        answer["balance"] = measures.membership_balance(pi)
     if block.attn.cfg.causal:
         return answer
     for place, point in (("pre", "hook_resid_pre"), ("mid", "hook_resid_mid")):
         codes = layer_reading.stored_codes(block, acts, point)  # [batch, head, pos, d_head]
         codes = layer_reading.picked(codes, tokens, block, axis=2)
-        answer[f"bound_{place}"] = variational_rate(codes, pi, eps).sum(dim=-1)
+        answer[f"bound_{place}"] = measures.variational_rate(codes, pi, eps).sum(dim=-1)
     return answer
 
 
@@ -232,11 +220,11 @@ def representatives(eps: float = 0.1, name: str = "representatives") -> Probe:
 
 def _measure_representatives(block: Block, acts: Acts, eps: float) -> dict[str, Tensor]:
     contract = acts["attn.hook_contract"]
-    answer = {"in_use": representatives_in_use(contract)}
-    answer["coverage"] = contraction_coverage(contract)
+    answer = {"in_use": measures.representatives_in_use(contract)}
+    answer["coverage"] = measures.contraction_coverage(contract)
     attn: Any = block.attn
     whole = attn.reading(contract)
     for place, point in (("pre", "hook_resid_pre"), ("mid", "hook_resid_mid")):
         codes = layer_reading.stored_codes(block, acts, point)  # [batch, head, pos, d_head]
-        answer[f"rate_{place}"] = contracted_rate(codes, whole, eps).sum(dim=-1)
+        answer[f"rate_{place}"] = measures.contracted_rate(codes, whole, eps).sum(dim=-1)
     return answer

@@ -6,15 +6,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from crate_interp import measures
 from crate_interp.core import checks
-from crate_interp.measures import (
-    coding_rate,
-    l0_norm,
-    l1_norm,
-    rate_reduction,
-    rates,
-    subspace_coding_rate,
-)
+from crate_interp.measures import rates
 from crate_interp.probes import layer_reading
 from crate_interp.probes.layer_reading import Block, Tokens
 from crate_interp.probes.probe import Acts, Probe, with_settings
@@ -77,9 +71,7 @@ def compression(
     unknown place or basis.
     """
     if isinstance(at, str) or not len(at) or set(at) - set(PLACES) or len(set(at)) < len(at):
-        raise ValueError(
-            f"at={at!r}: give some of {', '.join(PLACES)}, each once, such as ('pre', 'mid')."
-        )
+        raise ValueError(f"at={at!r}: give some of {', '.join(PLACES)}, each once, in a tuple.")
     checks.one_of("basis", basis, ("stored", "orthonormal"))
     return with_settings(
         _measure,
@@ -141,7 +133,7 @@ def _measure(
         point = PLACES[place][0]
         z = layer_reading.picked(acts[point], tokens, block)
         z = layer_reading.as_attention_reads(block, z) if norm else z
-        answer[f"rate_{place}"] = rate = coding_rate(z, eps)
+        answer[f"rate_{place}"] = rate = measures.coding_rate(z, eps)
         if used is not None:
             if norm:
                 codes = rates.head_codes(z, used)
@@ -175,7 +167,7 @@ def _codes(block: Block, acts: Acts, point: str, basis: str) -> Tensor:
 
 
 def _final(z: Tensor, block: Block, eps: float, tokens: Tokens) -> dict[str, Tensor]:
-    return {"rate_pre": coding_rate(layer_reading.picked(z, tokens, block), eps)}
+    return {"rate_pre": measures.coding_rate(layer_reading.picked(z, tokens, block), eps)}
 
 
 _FRAMES: dict[str, Statistic] = {
@@ -221,7 +213,7 @@ def _measure_frames(block: Block, acts: Acts, eps: float, tokens: Tokens) -> dic
         layer_reading.in_frames(block, layer_reading.picked(acts[point], tokens, block))
         for point in ("hook_resid_pre", "hook_resid_mid")
     )
-    rate = partial(subspace_coding_rate, u=u, eps=eps)
+    rate = partial(measures.subspace_coding_rate, u=u, eps=eps)
     return {
         f"change_{frame}": rate(after[frame]).sum(dim=-1) - rate(before[frame]).sum(dim=-1)
         for frame in layer_reading.FRAMES
@@ -285,10 +277,10 @@ def _measure_objective(
     z = layer_reading.picked(acts["hook_resid_post"], tokens, block)
     length = torch.linalg.matrix_norm(z)  # [batch]
     length = length.masked_fill(length == 0, 1)
-    count, size = l0_norm(z).sum(dim=-1), l1_norm(z).sum(dim=-1)
+    count, size = measures.l0_norm(z).sum(dim=-1), measures.l1_norm(z).sum(dim=-1)
     answer: dict[str, Tensor] = {}
     for frame, shown in layer_reading.in_frames(block, z).items():
-        saved = rate_reduction(shown, u, eps)
+        saved = measures.rate_reduction(shown, u, eps)
         stretch = torch.linalg.matrix_norm(shown) / length
         answer[f"count_{frame}"] = lambd * count - saved
         answer[f"l1_{frame}"] = lambd * stretch * size - saved

@@ -160,10 +160,7 @@ def check_tokens(name: str, tokens: Tokens) -> Tokens:
     places: list[Any] = list(tokens) if isinstance(tokens, (list, tuple, range)) else []
     whole = places and all(type(place) is int for place in places)
     if not whole or len(set(places)) < len(places):
-        raise ValueError(
-            f"{name}={tokens!r}: give 'all', 'patches' (without CLS) or positions such as [1, -1], "
-            "each once."
-        )
+        raise ValueError(f"{name}={tokens!r}: give 'all', 'patches' or positions, each once.")
     return places
 
 
@@ -183,10 +180,7 @@ def picked(tensor: Tensor, tokens: Tokens, block: Block, axis: int = 1) -> Tenso
     count = tensor.shape[axis]
     places = [int(place) + count * (int(place) < 0) for place in tokens]
     if not set(places) <= set(range(count)) or len(set(places)) < len(places):
-        raise ValueError(
-            f"tokens={list(tokens)}: there are {count} tokens. Give positions from 0 to "
-            f"{count - 1}, each token once; -1 is the last."
-        )
+        raise ValueError(f"tokens={list(tokens)}: give positions from 0 to {count - 1}, each once.")
     return tensor.index_select(axis, tensor.new_tensor(places).long())
 
 

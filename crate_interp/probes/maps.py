@@ -189,9 +189,7 @@ def windowed(
             _, cache = model.run_with_cache(window, names_filter=names, **model.full_options)
         maps = read(cache)
         if maps.ndim != 4:
-            raise ValueError(
-                f"read(cache) gave shape {list(maps.shape)}: return a window's [batch, map, h, w]."
-            )
+            raise ValueError(f"read(cache) gave {list(maps.shape)}: return [batch, map, h, w].")
         rows = slice(top // patch[0], top // patch[0] + maps.shape[-2])
         columns = slice(left // patch[1], left // patch[1] + maps.shape[-1])
         total = maps.new_zeros(*maps.shape[:2], *seen.shape) if total is None else total
@@ -206,10 +204,9 @@ def _corners(model: HookedModel, images: Tensor, stride: Size | None) -> list[tu
     window, patch = model.cfg.image_size, model.cfg.patch_size
     sides = images.shape[2:] if isinstance(images, Tensor) and images.ndim == 4 else (0, 0)
     if any(side < w or side % p for side, w, p in zip(sides, window, patch, strict=True)):
-        raise ValueError(
-            f"images are {list(getattr(images, 'shape', []))}: give [batch, channels, height, "
-            f"width] of at least {window}, in multiples of the patch {patch} (model.pad(images))."
-        )
+        sides = f"multiples of the patch {patch}, at least {window} (model.pad(images))"
+        shape = list(getattr(images, "shape", []))
+        raise ValueError(f"images are {shape}: give [batch, channels, height, width] in {sides}.")
     half = [max(w // 2 // p, 1) * p for w, p in zip(window, patch, strict=True)]
     steps = half if stride is None else checks.size("stride", stride)
     if any(step % p or step > w for step, p, w in zip(steps, patch, window, strict=True)):
@@ -224,9 +221,7 @@ def _corners(model: HookedModel, images: Tensor, stride: Size | None) -> list[tu
 def _check(cache: CrateCache) -> None:
     """Raises ValueError unless the cache is of a model of images, as the model is now."""
     if not isinstance(cache, CrateCache) or not hasattr(cache.model.cfg, "n_special"):
-        raise ValueError(
-            "give the cache of model.run_with_cache(images), or a CLIP's cache.visual."
-        )
+        raise ValueError("give the cache of model.run_with_cache(images), or cache.visual.")
     cache.check_weights()
 
 
@@ -246,10 +241,8 @@ def _whole_pattern(cache: CrateCache, layer: int) -> Tensor:
 def _grid(cache: CrateCache, patches: int, grid: Size | None) -> Grid:
     rows, columns = cache.model.cfg.known_grid if grid is None else checks.size("grid", grid)
     if rows * columns != patches:
-        raise ValueError(
-            f"there are {patches} patches, but the grid is {rows} x {columns}: give grid=(rows, "
-            f"columns), the image's sides divided by the patch {cache.model.cfg.patch_size}."
-        )
+        sides = f"give grid=(rows, columns), in patches of {cache.model.cfg.patch_size}"
+        raise ValueError(f"{patches} patches do not fit the grid {rows} x {columns}: {sides}.")
     return rows, columns
 
 
@@ -266,7 +259,5 @@ def _position(query: Query, grid: Grid, first: int) -> int:
             return first + row * grid[1] + column
     elif checks.is_int(query) and -count <= place < count:
         return int(place)
-    raise ValueError(
-        f"query={query!r}: give 0 for CLS, the number of one of the {count} tokens, or (row, "
-        f"column) of a patch in the grid of {grid[0]} x {grid[1]}."
-    )
+    known = f"0 for CLS, one of the {count} tokens, or (row, column) of {grid[0]} x {grid[1]}"
+    raise ValueError(f"query={query!r}: give {known}.")

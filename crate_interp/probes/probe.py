@@ -68,10 +68,7 @@ class Probe:
             raise ValueError(f"points={self.points!r}: give names inside a block, in a tuple.")
         object.__setattr__(self, "points", tuple(self.points))
         if not isinstance(self.statistics, Mapping) or not self.statistics:
-            raise ValueError(
-                f"the probe {self.name!r} has no statistics: give {{name: (unit, low, high, how "
-                "to read it)}."
-            )
+            raise ValueError(f"the probe {self.name!r} has no statistics: give a dict of them.")
         for name in (*self.counts, *self.per_head):
             checks.one_of("counts or per_head", name, self.statistics)
         for name in (self.name, *self.statistics):
@@ -144,11 +141,8 @@ def on_activations(probe: Probe, block: Block, acts: LayerActs) -> dict[str, Ten
     heads: set[int] = {getattr(cfg, name, 0) for name in ("n_heads", "value_heads")} - {0}
     for name, value in answer.items():
         if heads and value.ndim == 2 and value.shape[1] in axes - heads:
-            raise ValueError(
-                f"{probe.name}.{name} has shape {list(value.shape)}: return [batch], or [batch, "
-                f"head] with {' or '.join(map(str, sorted(heads)))} heads. A mean over the last "
-                "axis, of tokens or atoms, gives [batch]."
-            )
+            form = f"[batch], or [batch, head] with {' or '.join(map(str, sorted(heads)))} heads"
+            raise ValueError(f"{probe.name}.{name} has shape {list(value.shape)}: return {form}.")
     return answer
 
 

@@ -215,8 +215,6 @@ class Targets:
     def tokens(self) -> Tensor:
         """Returns which patches belong to each pair's class, at least one, bool `[pair, patch]`."""
         tokens = 2 * self.pixels > self.size
-        if not len(tokens):
-            return tokens
         most = torch.nn.functional.one_hot(self.pixels.argmax(dim=1), tokens.shape[1]).bool()
         return torch.where(tokens.any(dim=1, keepdim=True), tokens, most)
 

@@ -16,19 +16,10 @@ from crate_interp.data import Data, Samples
 from crate_interp.data.picture_contents import check_agree, named
 from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
+from crate_interp.questions import experiment
 from crate_interp.questions.batches import check_model
 from crate_interp.questions.chunks import InMemory, shard_of
 from crate_interp.questions.engines import ENGINES, Engine
-from crate_interp.questions.experiment import (
-    OF_A_CHUNK,
-    Answer,
-    Pass,
-    Question,
-    Tables,
-    Task,
-    Work,
-    with_facts,
-)
 from crate_interp.questions.forecast import is_dry, stop_dry, timed
 from crate_interp.questions.provenance import code_of, data_meta
 from crate_interp.questions.run_folder import alone, in_folder
@@ -47,7 +38,7 @@ class Missing(Exception):
     """Chunks of other shards are missing, so the plan cannot go on in this process."""
 
 
-def ask(question: Question, model: HookedModel, data: Data, options: RunOptions) -> Any:
+def ask(question: experiment.Question, model: HookedModel, data: Data, options: RunOptions) -> Any:
     """Returns the result of a question; None in a shard while chunks of others are missing.
 
     Raises ValueError for an unknown engine, for what cannot be asked, if the folder holds another
@@ -65,10 +56,7 @@ def ask(question: Question, model: HookedModel, data: Data, options: RunOptions)
         if options.out is not None and not is_dry():
             shard = shard_of(options.shard)
             if not options.resume and shard.total > 1:
-                raise ValueError(
-                    f"resume=False in shard {shard} would remove the chunks of other shards: give "
-                    "another folder."
-                )
+                raise ValueError("resume=False would remove the chunks of other shards.")
             code = code_of(model, {"question": type(question), **question.read()}, options.tag)
             settings = meta | {"device": str(meta["device"]).partition(":")[0]}
             folder = options.out, question.result, settings, code, shard, options.resume
@@ -99,7 +87,7 @@ def ask(question: Question, model: HookedModel, data: Data, options: RunOptions)
         return _result(question, answer, run)
 
 
-def _result(question: Question, answer: Answer, run: "Experiment") -> Result:
+def _result(question: experiment.Question, answer: experiment.Answer, run: "Experiment") -> Result:
     """Returns the result, and saves it if there is a folder.
 
     If several processes finish at once, one of them makes the result and the others load it.
@@ -113,7 +101,7 @@ def _result(question: Question, answer: Answer, run: "Experiment") -> Result:
         check_agree(one["pictures"] for one in run.facts.values() if "pictures" in one)
         main, *others = [one for one in run.facts.values() if one]
         tables = answer() if callable(answer) else answer
-        stored, meta = with_facts(tables | main, run.meta, *others)
+        stored, meta = experiment.with_facts(tables | main, run.meta, *others)
         result = question.result(stored, question.noted(meta))
         if out is not None:
             result.save(out)
@@ -135,19 +123,19 @@ class Experiment:
     chunks: InMemory
     engine: Engine
     kind: str
-    facts: dict[str, Tables] = field(default_factory=dict)
+    facts: dict[str, experiment.Tables] = field(default_factory=dict)
     dealt: int = 0
 
-    def measured(self, wanted: Pass | Sequence[Pass]) -> Any:
+    def measured(self, wanted: experiment.Pass | Sequence[experiment.Pass]) -> Any:
         """Returns the merged tables of a pass, or of each of several.
 
         Raises Missing, once this process has done its part of all of them, if other parts miss.
         """
-        steps = [wanted] if isinstance(wanted, Pass) else list(wanted)
+        steps = [wanted] if isinstance(wanted, experiment.Pass) else list(wanted)
         if is_dry() and all(step.whole for step in steps) and self.facts:
             stop_dry(self.kind, steps[0].name)
         totals: dict[str, int] = {}
-        found: dict[str, Tables | None] = {}
+        found: dict[str, experiment.Tables | None] = {}
         for place, step in enumerate(steps, 1):
             label = f"{step.name} ({place} of {len(steps)})" if len(steps) > 1 else step.name
             totals[step.name] = self._measure(step, label)
@@ -163,32 +151,36 @@ class Experiment:
                 done = {name: sum(one.count for one in blocks[name].values()) for name in totals}
                 words = [f"{name} {done[name]} of {total}" for name, total in totals.items()]
                 raise Missing(", ".join(words))
-            self.facts[step.name] = {name: t for name, t in tables.items() if name in OF_A_CHUNK}
+            self.facts[step.name] = {
+                name: t for name, t in tables.items() if name in experiment.OF_A_CHUNK
+            }
             if self.chunks.shard.total > 1:
                 self._check_pictures(tables)
             if step.most is None:
                 self.facts_of(step.name)  # raises if no sample can be decoded
-            answers.append({name: t for name, t in tables.items() if name not in OF_A_CHUNK})
-        return answers[0] if isinstance(wanted, Pass) else answers
+            answers.append(
+                {name: t for name, t in tables.items() if name not in experiment.OF_A_CHUNK}
+            )
+        return answers[0] if isinstance(wanted, experiment.Pass) else answers
 
     def facts_of(self, name: str) -> dict[str, Any]:
         """Returns the meta with the samples, counts and seconds of a pass.
 
         Raises ValueError if none of its samples could be decoded.
         """
-        return with_facts(self.facts[name], self.meta)[1]
+        return experiment.with_facts(self.facts[name], self.meta)[1]
 
-    def _measure(self, step: Pass, label: str) -> int:
+    def _measure(self, step: experiment.Pass, label: str) -> int:
         """Measures this shard's missing chunks of a pass; returns how many chunks the pass has."""
         self.facts[step.name] = {}
-        work = Work(step, self.model, self.samples, self.options)
+        work = experiment.Work(step, self.model, self.samples, self.options)
         streamed, (place, shards) = isinstance(self.samples, Stream), self.chunks.shard
         tasks = work.tasks() if streamed else list(work.tasks())
         total, length = 0, 1
         if isinstance(tasks, list):  # a shard has blocks of neighbours, which merge by themselves
             length = max(1, 1 << (len(tasks) // (4 * shards)).bit_length() >> 1)
 
-        def left() -> Iterator[Task]:
+        def left() -> Iterator[experiment.Task]:
             nonlocal total
             for task in tasks:
                 total = task.number + 1
@@ -199,11 +191,10 @@ class Experiment:
                 ):
                     yield task
                 if block and total == block.first + block.count and task.stop != block.stop:
+                    where = f"{str(self.chunks.out)!r} began, in chunk {task.number}"
                     raise ValueError(
-                        "the stream differs from the one with which the run in "
-                        f"{str(self.chunks.out)!r} began: its chunk {task.number} has other "
-                        "samples. Give the earlier stream or another folder, or start over with "
-                        "resume=False (--restart)."
+                        f"the stream differs from the one with which the run in {where}. Give the "
+                        "earlier stream, another folder, or resume=False (--restart)."
                     )
 
         self.chunks.open(step, self._check_pictures if self.samples.files else None)
@@ -227,15 +218,13 @@ class Experiment:
         self.dealt += -(-total // length)
         return total
 
-    def _check_pictures(self, tables: Tables) -> None:
+    def _check_pictures(self, tables: experiment.Tables) -> None:
         """Raises ValueError if files hold something else than when they were measured."""
         held = self.samples.files
         if held is None or self.chunks.out is None or "pictures" not in tables:
             return
         changed = held.changed(tables["pictures"])
         if changed:
-            raise ValueError(
-                f"{named(changed)} in {quoted(held.folder)}: the content is not what the run in "
-                f"{str(self.chunks.out)!r} has measured. Put the earlier content back; or, to "
-                "start over, give another folder for the result, or resume=False (--restart)."
-            )
+            names, out = f"{named(changed)} in {quoted(held.folder)}", str(self.chunks.out)
+            words = f"is not what the run in {out!r} has measured: put it back"
+            raise ValueError(f"{names}: the content {words}, or give resume=False (--restart).")

@@ -162,15 +162,10 @@ def check_model(model: HookedModel, blocks: str = "blocks") -> None:
     """Raises ValueError unless this is a hooked model with these `blocks` and finite weights."""
     check_hooked(model)
     if model.towers:
-        raise ValueError(
-            "a CLIP is two models: measure its towers, "
-            "model.visual on images and model.text on texts."
-        )
+        raise ValueError("a CLIP is two models: measure its towers, model.visual and model.text.")
     lists = [name for name in ("blocks", "decoder_blocks") if hasattr(model, name)]
     if blocks not in lists:
-        raise ValueError(
-            f"blocks={blocks!r}: this {type(model).__name__} has {' and '.join(lists)}."
-        )
+        raise ValueError(f"blocks={blocks!r}: this model has {' and '.join(lists)}.")
     for name, value in model.named_parameters():
         if not all_finite(value):
             raise ValueError(f"the weights hold NaN or Inf ({name}): nothing can be measured.")
@@ -183,10 +178,7 @@ def samples_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -
     are on the CPU, whatever the model's device.
     """
     if is_store(data):
-        raise ValueError(
-            "the data is a store of activations, which only ci.sweep and ci.linear_probe take. "
-            "Give the data from which the store was written."
-        )
+        raise ValueError("of a store of activations, only ci.sweep and ci.linear_probe measure.")
     reader: Any = model  # has windows, or preprocess and preprocess_masks
     given: Any = data
     if model.unit == "windows":
@@ -226,11 +218,7 @@ def check_one_length(samples: Samples, what: str) -> None:
     """Raises ValueError for texts of several lengths; what: the measurement that needs one."""
     lengths = (samples.lengths or ())[samples.start : samples.start + samples.n]
     if len(set(lengths)) > 1:
-        raise ValueError(
-            f"{what} compares samples token by token, but the texts have {min(lengths)} to "
-            f"{max(lengths)} tokens: give texts of one length, or longer texts, which are "
-            "cut into windows."
-        )
+        raise ValueError(f"{what} compares tokens, and needs texts of one length, in tokens.")
 
 
 def data_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -> Samples | Stream:
@@ -242,10 +230,7 @@ def data_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -> S
     if not is_stream(data):
         return samples_of(model, data, options)
     if options.groups is not None:
-        raise ValueError(
-            "groups= needs data with a length, but this is a stream: give it with limit=n to a "
-            "verb that keeps its samples, or a map-style dataset."
-        )
+        raise ValueError("groups= needs data with a length, but this is a stream.")
     reader: Any = model
     if model.unit == "windows":
         return text_stream(data, reader.window_rows, options.limit)
@@ -278,10 +263,8 @@ def _check_values(model: HookedModel, inputs: Tensor, start: int) -> None:
         outside = (inputs < 0) | (inputs >= model.cfg.d_vocab)
         if outside.any():
             row, place = outside.nonzero()[0].tolist()
-            raise ValueError(
-                f"sample {start + row} has the token {int(inputs[row, place])}, but the vocabulary "
-                f"has ids from 0 to {model.cfg.d_vocab - 1}: give ids of this vocabulary."
-            )
+            token = f"the token {int(inputs[row, place])}, beyond the vocabulary"
+            raise ValueError(f"sample {start + row} has {token} of {model.cfg.d_vocab}.")
 
 
 def in_precision(precision: str | None, forward: Forward) -> Forward:

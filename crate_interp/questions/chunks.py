@@ -64,10 +64,7 @@ def shard_of(shard: str | None) -> Shard:
         shard, where = f"{rank}/{size}", " (RANK and WORLD_SIZE of the environment)"
     match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", shard) if isinstance(shard, str) else None
     if match is None or not int(match[1]) < int(match[2]):
-        raise ValueError(
-            f"shard={shard!r}{where}: give 'i/n' with i from 0 to n - 1, such as '0/4' for the "
-            "first of four."
-        )
+        raise ValueError(f"shard={shard!r}{where}: give 'i/n' with i from 0 to n - 1.")
     return Shard(int(match[1]), int(match[2]))
 
 
@@ -277,10 +274,7 @@ class InFolder(InMemory):
         try:
             return _opened(path)[1]
         except _UNREADABLE as error:
-            raise ValueError(
-                f"{str(path)!r} is damaged or missing ({error}). Run the same command again: it "
-                "measures the chunk again."
-            ) from None
+            raise ValueError(f"{str(path)!r} is damaged ({error}). Run the same again.") from None
 
     def _sibling(self, step: Pass, block: Block) -> Block | None:
         try:  # another shard may have written it, or merged it with another

@@ -68,17 +68,6 @@ def _in_this_process(
     try:
         for task in mine:
             yield task, work.measured(task, advance, partial(take, task))
-    except Exception as error:
-        cause: BaseException | None = error
-        # torch may raise its error about a worker at any point, as the cause of another error
-        while cause is not None and "DataLoader worker" not in str(cause):
-            cause = cause.__cause__ or cause.__context__
-        if cause is None:
-            raise
-        raise ValueError(
-            f"a worker that decodes samples ended ({str(cause).splitlines()[0]}). Memory or shared "
-            "memory (/dev/shm) may be too small: give fewer workers, or workers=0."
-        ) from None
     finally:
         batches = head = None
 
@@ -171,10 +160,8 @@ def _on_cluster(
                     ray.cancel(other, force=True)
                 if isinstance(error, ray.exceptions.RayTaskError):
                     raise error.cause from None
-                raise ValueError(
-                    f"the process of samples {task.start} to {task.stop - 1} died {_RETRIES + 1} "
-                    f"times. Check the memory of nodes: a smaller batch_size needs less. {error}"
-                ) from None
+                where = f"{task.start} to {task.stop - 1} died {_RETRIES + 1} times (batch_size?)"
+                raise ValueError(f"the process of samples {where}: {error}") from None
             advance(task.stop - task.start)
             yield task, tables
 
@@ -193,13 +180,11 @@ def _measured(packed: list[Any], task: Task, gpu: bool, wanted: dict[str, Any]) 
     """Measures a chunk in a worker, which opens the work once."""
     ray: Any = import_module("ray")
     here = surroundings()
-    odd = [name for name, value in wanted.items() if here.get(name) != value]
+    odd = [name for name in wanted | here if here.get(name) != wanted.get(name)]
     if odd:
-        words = ", ".join(f"{name} {here.get(name)} (driver: {wanted[name]})" for name in odd)
-        raise ValueError(
-            f"a worker on {platform.node()} has {words}, so its numbers would differ. Give every "
-            "node the same versions, OMP_NUM_THREADS and settings of torch."
-        )
+        words = ", ".join(f"{name} {here.get(name)} (driver: {wanted.get(name)})" for name in odd)
+        words = f"{words}, so its numbers would differ: give every node the same"
+        raise ValueError(f"a worker on {platform.node()} has {words}.")
     if packed[0] not in _opened:
         _opened.clear()
         work = ray.cloudpickle.loads(ray.get(packed[0]))  # a node may lack packages of probes
@@ -211,9 +196,7 @@ def surroundings() -> dict[str, str | int]:
     """Returns everything outside the work that may change the bits of a chunk."""
     versions = {name: version(name) for name in _PACKAGES}
     versions |= {"crate_interp": __version__, "Python": platform.python_version()}
-    settings = torch_settings()
-    names = dict.fromkeys(("default dtype", "matmul precision", *settings), "torch's first")
-    return {**versions, "torch threads": torch.get_num_threads(), **names, **settings}
+    return {**versions, "torch threads": torch.get_num_threads(), **torch_settings()}
 
 
 ENGINES: dict[str, Callable[[], AbstractContextManager[Engine]]] = {

@@ -59,9 +59,8 @@ def with_facts(
     start, stop = int(row["start"]), int(row["stop"])
     skipped = tables["skipped"].to_dict("records") if "skipped" in tables else []
     if len(skipped) == stop - start:
-        raise ValueError(
-            f"none of the {stop - start} samples can be decoded. First error: {skipped[0]['why']}"
-        )
+        words = f"{stop - start} samples can be decoded. First error: {skipped[0]['why']}"
+        raise ValueError(f"none of the {words}")
     count = stop - start - len(skipped)
     data = meta["data"][0] | {"start": start, "stop": stop}
     if "pictures" in tables:

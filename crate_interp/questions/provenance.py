@@ -121,11 +121,8 @@ def code_of(model: nn.Module, read: Mapping[str, object], tag: str | None) -> di
             found[name] = parts_of(value)
         except Unknown as error:
             if tag is None:
-                raise ValueError(
-                    f"{plain(name)} reads {plain(error, 300)}, so the folder could not tell later "
-                    "whether it is the same. Give tag='...' (--tag) with a text that names what it "
-                    "reads and changes when that changes, or leave out= out."
-                ) from None
+                reads = f"{plain(name)} reads {plain(error, 300)}, which cannot be compared later"
+                raise ValueError(f"{reads}: give tag='...' (--tag), which names it.") from None
             found[name] = f"tag {tag}"
     return found
 

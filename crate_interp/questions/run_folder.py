@@ -13,16 +13,7 @@ from filelock import FileLock, Timeout
 from crate_interp.core import checks, files
 from crate_interp.core.folders import read_index, tidy
 from crate_interp.core.safe_text import plain
-from crate_interp.questions.chunks import (
-    CHUNKS,
-    LOCK,
-    RUN,
-    WHOLE,
-    InFolder,
-    Shard,
-    is_ours,
-    writable,
-)
+from crate_interp.questions import chunks
 from crate_interp.results.result import Result
 from crate_interp.results.result_files import META
 
@@ -37,9 +28,9 @@ def in_folder(
     result: type[Result],
     settings: Mapping[str, Any],
     code: Mapping[str, Any],
-    shard: Shard = WHOLE,
+    shard: chunks.Shard = chunks.WHOLE,
     resume: bool = True,
-) -> Iterator[InFolder]:
+) -> Iterator[chunks.InFolder]:
     """Yields the chunks of a run in a folder, while no other process can work on the same shard.
 
     settings, code: what the numbers depend on. Raises ValueError if the folder cannot be written,
@@ -49,19 +40,19 @@ def in_folder(
     result.check_folder(out)
     run = {"format": FORMAT, "kind": result.KIND, "settings": settings, "code": code}
     run = json.loads(json.dumps(run, default=lambda number: number.item()))
-    with writable(out):
+    with chunks.writable(out):
         out.mkdir(parents=True, exist_ok=True)
         _check_places(out)
-        (out / CHUNKS).mkdir(exist_ok=True)
+        (out / chunks.CHUNKS).mkdir(exist_ok=True)
     with working(out, shard, every=not resume):
-        with writable(out):
+        with chunks.writable(out):
             remove_leftovers(out)
             if not resume:
                 _discard(out)
         with alone(out):
             began = _agree(out, run)
         digest = files.digest_of_bytes(json.dumps(run | began, sort_keys=True).encode())
-        yield InFolder(settings, shard, out=out, run=digest)
+        yield chunks.InFolder(settings, shard, out=out, run=digest)
 
 
 def _agree(out: Path, run: Mapping[str, Any]) -> dict[str, str]:
@@ -69,22 +60,16 @@ def _agree(out: Path, run: Mapping[str, Any]) -> dict[str, str]:
 
     Returns what tells this run from one that started over with the same settings.
     """
-    path = out / RUN
+    path = out / chunks.RUN
     if not path.exists():
-        if any((out / CHUNKS).glob("*.parquet")):
-            raise ValueError(
-                f"{str(path)!r} is missing, although the folder has chunks. Start over with "
-                "resume=False (--restart), or give another folder."
-            )
+        if any((out / chunks.CHUNKS).glob("*.parquet")):
+            raise ValueError(f"{str(path)!r} is missing: start over with resume=False (--restart).")
         began = {"began": secrets.token_hex(8)}
         files.write_text(path, json.dumps({**run, **began}, indent=2) + "\n")
         return began
     there = read_index(path)
     if not _is_run(there):
-        raise ValueError(
-            f"{str(path)!r} holds no settings of a run. Move it to another place and start over "
-            "with resume=False (--restart), or give another folder."
-        )
+        raise ValueError(f"{str(path)!r} holds no settings of a run: give another folder.")
     began = {"began": str(there.pop("began", ""))}
     old, new = dict(_flat(there)), dict(_flat(run))
     differences = [
@@ -139,10 +124,12 @@ def _is_run(settings: Mapping[str, Any]) -> bool:
 
 def _check_places(out: Path) -> None:
     """Raises ValueError if a run would write through a link."""
-    for path in (out / RUN, out / CHUNKS / LOCK):
+    for path in (out / chunks.RUN, out / chunks.CHUNKS / chunks.LOCK):
         files.check_regular(path)
-    if (out / CHUNKS).is_symlink():
-        raise ValueError(f"{str(out / CHUNKS)!r} is a link: remove it, or give another folder.")
+    if (out / chunks.CHUNKS).is_symlink():
+        raise ValueError(
+            f"{str(out / chunks.CHUNKS)!r} is a link: remove it, or give another folder."
+        )
 
 
 def _discard(out: Path) -> None:
@@ -150,17 +137,16 @@ def _discard(out: Path) -> None:
 
     Raises ValueError, before anything is removed, if something there is not ours.
     """
-    chunks = sorted(
-        path for path in (out / CHUNKS).iterdir() if path.suffix not in (".lock", ".damaged")
-    )
-    for path in chunks:
+    written = sorted((out / chunks.CHUNKS).iterdir())
+    written = [path for path in written if path.suffix not in (".lock", ".damaged")]
+    for path in written:
         files.check_regular(path)
-    odd = [f"{CHUNKS}/{path.name}" for path in chunks if not is_ours(path)]
-    run = out / RUN
-    odd += [RUN] if os.path.lexists(run) and not _is_run(read_index(run)) else []
+    odd = [f"{chunks.CHUNKS}/{path.name}" for path in written if not chunks.is_ours(path)]
+    run = out / chunks.RUN
+    odd += [chunks.RUN] if os.path.lexists(run) and not _is_run(read_index(run)) else []
     if odd:
         raise files.foreign(out, odd)
-    for path in (*chunks, run):
+    for path in (*written, run):
         path.unlink(missing_ok=True)
 
 
@@ -169,7 +155,7 @@ def alone(out: Path) -> Iterator[None]:
     """Waits until no other process merges chunks or writes pages in a folder."""
     path = out / _FOLD
     files.check_regular(path)
-    with writable(out), FileLock(path):
+    with chunks.writable(out), FileLock(path):
         try:
             yield
         finally:
@@ -178,35 +164,31 @@ def alone(out: Path) -> Iterator[None]:
 
 
 @contextmanager
-def working(out: Path, shard: Shard, every: bool) -> Iterator[None]:
+def working(out: Path, shard: chunks.Shard, every: bool) -> Iterator[None]:
     """Keeps other processes from working on a shard; the lock ends with the process.
 
     every: refuses a process on any other shard too. Raises ValueError if another process works on
     the shard, or with another number of shards.
     """
-    mine = out / CHUNKS / f"shard-{shard.place}-of-{shard.total}.lock"
+    mine = out / chunks.CHUNKS / f"shard-{shard.place}-of-{shard.total}.lock"
     files.check_regular(mine)
     with ExitStack() as stack:
-        with writable(out):
+        with chunks.writable(out):
             try:
                 stack.enter_context(FileLock(mine, timeout=_MOMENT))
             except Timeout:  # a Timeout is an OSError too
-                raise ValueError(
-                    f"another process works on shard {shard} of {str(out)!r}. Wait until it ends, "
-                    "give each process its own shard (shard='i/n'), or give another folder."
-                ) from None
+                words = f"works on shard {shard} of {str(out)!r}. Wait until it ends"
+                raise ValueError(f"another process {words}.") from None
             try:
-                for path in (out / CHUNKS).glob("shard-*.lock"):
+                for path in (out / chunks.CHUNKS).glob("shard-*.lock"):
                     friend = path.stem.endswith(f"-of-{shard.total}") and not every
                     if path != mine and not friend:
                         with FileLock(path, timeout=_MOMENT):
                             pass
             except Timeout:
-                raise ValueError(
-                    f"another process works in {str(out)!r}, with another number of shards, or "
-                    "resume=False would remove its chunks. Wait until that process ends, or give "
-                    "another folder."
-                ) from None
+                why = "with other shards, or resume=False would remove its chunks"
+                words = f"another process works in {str(out)!r}, {why}. Wait until it ends."
+                raise ValueError(words) from None
         yield
 
 
@@ -216,7 +198,7 @@ def remove_leftovers(out: Path) -> None:
     Raises ValueError if a lock's name is that of a link or a folder.
     """
     files.check_regular(out / _FOLD)
-    for folder in (out, out / CHUNKS):
+    for folder in (out, out / chunks.CHUNKS):
         files.remove_unfinished(folder)
     with suppress(OSError), FileLock(out / _FOLD, timeout=0):
         tidy(out, META)

@@ -10,25 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
-from crate_interp.core import checks
+from crate_interp.core import checks, safe_text
 from crate_interp.core.folders import locked, replacing
-from crate_interp.core.safe_text import (
-    cell,
-    in_markdown,
-    markdown,
-    notebook_view,
-    plain,
-    table_in_html,
-)
 from crate_interp.results import result_files, sample_ranges
-from crate_interp.results.result_files import (
-    FORMAT,
-    META,
-    assumed,
-    check_place,
-    read_meta,
-    read_tables,
-)
 from crate_interp.results.sample_ranges import GroupedSamples
 from crate_interp.stats.contrasts import FEWEST
 
@@ -76,7 +60,7 @@ class Result(GroupedSamples):
     INTERVALS: ClassVar[bool] = False  # whether the tables hold intervals over samples
 
     def __post_init__(self) -> None:
-        meta = {"format": FORMAT, "result": self.KIND} | self.meta
+        meta = {"format": result_files.FORMAT, "result": self.KIND} | self.meta
         # meta goes through JSON, so that it equals the meta of a loaded result, which holds
         # Python's numbers, not NumPy's
         plain_meta = json.loads(json.dumps(meta, default=lambda value: value.item()))
@@ -115,7 +99,7 @@ class Result(GroupedSamples):
 
     def headline(self) -> str:
         """Returns the finding, and which of the model's eta and lambd only a default gave."""
-        return f"{self.finding()} {assumed(self.meta)}".strip()
+        return f"{self.finding()} {result_files.assumed(self.meta)}".strip()
 
     def caution(self) -> str:
         """Returns a one-line warning about edits of the model and too few samples, or ""."""
@@ -130,11 +114,13 @@ class Result(GroupedSamples):
         return (f"Measured with edits: {', '.join([*edits][:4])}. " if edits else "") + few
 
     def _words(self) -> str:
-        return plain(f"{self.headline()} {self.caution()}", longest=2000)  # headlines quote names
+        return safe_text.plain(
+            f"{self.headline()} {self.caution()}", longest=2000
+        )  # headlines quote names
 
     def __repr__(self) -> str:
         others = [name for name in (*self.STORED, *self.DERIVED) if name != self.MAIN]
-        names = [plain(name) for name in self.meta.get("statistics", {})]
+        names = [safe_text.plain(name) for name in self.meta.get("statistics", {})]
         return (
             f"{type(self).__name__}: {self._words()}\n"
             f"  table(): {self.MAIN}. table(name): {', '.join(others) or 'there is no other'}."
@@ -151,16 +137,16 @@ class Result(GroupedSamples):
 
         Text that a spreadsheet would run as a formula begins with an apostrophe.
         """
-        return self._written(name).map(cell).to_csv(index=False)
+        return self._written(name).map(safe_text.cell).to_csv(index=False)
 
     def to_markdown(self, name: str | None = None) -> str:
         """Returns a table in Markdown, numbers with four digits; None means the main table."""
         table = self._written(name)
         rows = (
-            [markdown(value) if isinstance(value, str) else _cell(value) for value in row]
+            [safe_text.markdown(value) if isinstance(value, str) else _cell(value) for value in row]
             for row in table.itertuples(index=False)
         )
-        return in_markdown(map(_cell, table.columns), rows) + "\n"
+        return safe_text.in_markdown(map(_cell, table.columns), rows) + "\n"
 
     def to_latex(self, name: str | None = None) -> str:
         """Returns a table in LaTeX, numbers with four digits; None means the main table.
@@ -171,7 +157,7 @@ class Result(GroupedSamples):
         return table.map(_cell).to_latex(index=False, escape=True)
 
     def _repr_html_(self) -> str:
-        return notebook_view(self._words(), table_in_html(self._shown()))
+        return safe_text.notebook_view(self._words(), safe_text.table_in_html(self._shown()))
 
     def _shown(self) -> Table:
         """Returns the table that a notebook shows below the headline."""
@@ -189,11 +175,7 @@ class Result(GroupedSamples):
     @classmethod
     def check_folder(cls, folder: str | Path) -> None:
         """Raises ValueError if `save` would refuse a folder because of the files in it."""
-        check_place(Path(folder), cls.KIND)
-
-    def _check_readable(self) -> None:
-        """Raises an error, of any type, if tables or settings of a loaded result cannot be read."""
-        self._repr_html_()
+        result_files.check_place(Path(folder), cls.KIND)
 
     def save(self, folder: str | Path) -> Path:
         """Writes a parquet file for each table and meta.json into a folder, and returns the folder.
@@ -205,7 +187,7 @@ class Result(GroupedSamples):
         meta.json of another program.
         """
         self.check_folder(folder)
-        with replacing(folder, META, self._index()) as stage:
+        with replacing(folder, result_files.META, self._index()) as stage:
             for name in (*self.STORED, *self.DERIVED):
                 path = stage / f"{name}.parquet"
                 self._table(name).to_parquet(path, index=False, compression="zstd")
@@ -220,7 +202,7 @@ class Result(GroupedSamples):
         with locked(folder):
             self.save(folder)
             tables = [f"{name}.parquet" for name in self.tables]
-            with replacing(folder, META, self._index(), kept=tables) as stage:
+            with replacing(folder, result_files.META, self._index(), kept=tables) as stage:
                 yield stage
 
     def _index(self) -> dict[str, Any]:
@@ -236,19 +218,18 @@ class Result(GroupedSamples):
         table or meta.json has changed since it was saved.
         """
         folder = Path(folder)
-        meta = read_meta(folder, cls.__name__, cls.KIND)
-        tables = read_tables(folder, cls.__name__, cls.STORED, meta.pop("files", None))
+        meta = result_files.read_meta(folder, cls.__name__, cls.KIND)
+        tables = result_files.read_tables(folder, cls.__name__, cls.STORED, meta.pop("files", None))
         saved = meta.pop("hash", None)  # early versions wrote none
         result = cls(tables, meta)
         try:
             if saved not in (None, result.digest()):
                 raise ValueError("it has changed since it was saved")
-            result._check_readable()
+            result._repr_html_()  # raises for tables that no page could show
         except Exception as error:  # caused by a table or a setting of unknown origin
-            raise ValueError(
-                f"{str(folder)!r} is not a saved {cls.__name__} of this version: "
-                f"{type(error).__name__}, {plain(error)}. Measure or save the result again."
-            ) from error
+            why = f"{type(error).__name__}, {safe_text.plain(error)}. Measure it again"
+            words = f"{str(folder)!r} is no saved {cls.__name__} of this version: {why}."
+            raise ValueError(words) from error
         return result
 
     def merge(self, other: "Result") -> Any:
@@ -281,12 +262,12 @@ def _cell(value: Any) -> str:
     """Returns a value as a table shows it: a float with four digits, a missing value as ""."""
     if value is None or value is pd.NA or value != value:
         return ""
-    return f"{value:.4g}" if isinstance(value, float) else plain(value)
+    return f"{value:.4g}" if isinstance(value, float) else safe_text.plain(value)
 
 
 def as_text(header: list[str], rows: list[list[str]]) -> str:
     """Returns a table as text with aligned columns; long cells are cut to one line."""
-    cells = [[plain(cell) for cell in row] for row in [header, *rows]]
+    cells = [[safe_text.plain(cell) for cell in row] for row in [header, *rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     lines = [[cell.rjust(width) for cell, width in zip(row, widths, strict=True)] for row in cells]
     return "\n".join("  ".join(line) for line in lines)
@@ -294,7 +275,7 @@ def as_text(header: list[str], rows: list[list[str]]) -> str:
 
 def model_name(meta: Mapping[str, Any]) -> str:
     """Returns the name that pages and commands use for a model; its family if it has no name."""
-    return plain(meta["model"] or f"{meta['config']['family']} model")
+    return safe_text.plain(meta["model"] or f"{meta['config']['family']} model")
 
 
 def by(*keys: str) -> Merge:
@@ -340,11 +321,8 @@ def _check_same(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
     )
     for name in dict.fromkeys([*mine, *theirs]):
         if name not in _OF_A_RUN and mine.get(name) != theirs.get(name):
-            raise ValueError(
-                f"the results differ in {name}: {checks.shown(mine.get(name))} and "
-                f"{checks.shown(theirs.get(name))}. Only results with the same model, settings and "
-                "versions merge."
-            )
+            both = f"{checks.shown(mine.get(name))} and {checks.shown(theirs.get(name))}"
+            raise ValueError(f"the results differ in {name}: {both}, and do not merge.")
 
 
 def _merged_meta(mine: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:

@@ -51,10 +51,8 @@ def check_place(folder: Path, kind: str) -> None:
     path = folder / META
     found = read_index(path).get("result")
     if os.path.lexists(path) and found != kind:
-        raise ValueError(
-            f"{str(folder)!r} holds the {META} of a result of kind {plain(found)!r}, which would "
-            "be lost: give another folder, or empty this one."
-        )
+        what = f"the {META} of a result of kind {plain(found)!r}, which would be lost"
+        raise ValueError(f"{str(folder)!r} holds {what}: give another folder.")
 
 
 def read_tables(

@@ -80,10 +80,7 @@ def shift(mine: Sequence[Range], theirs: Sequence[Range]) -> int:
             same = entry["fingerprint"] == own["fingerprint"] is not None
             low, high = max(entry["start"], own["start"]), min(entry["stop"], own["stop"])
             if same and low < high:
-                raise ValueError(
-                    f"samples {low} to {high - 1} are in both results: "
-                    "give results of different samples."
-                )
+                raise ValueError(f"samples {low} to {high - 1} are in both results.")
     if not mine or not theirs or not different(mine, theirs):
         return 0
     following = max(_first(entry) + entry["stop"] - entry["start"] for entry in mine)

@@ -53,10 +53,8 @@ def described(name: str, facts: object) -> Statistic:
         return facts
     if isinstance(facts, (tuple, list)) and len(facts) == 4:
         return Statistic(title_of(name), "", *facts)
-    raise ValueError(
-        f"{name} is described by {facts!r}: give (unit, lowest or None, highest or None, how to "
-        "read it), or a ci.probes.Statistic."
-    )
+    form = "give (unit, lowest or None, highest or None, how to read it), or a Statistic"
+    raise ValueError(f"{name} is described by {facts!r}: {form}.")
 
 
 def title_of(name: str) -> str:

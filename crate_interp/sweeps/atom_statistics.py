@@ -129,9 +129,7 @@ class AtomResult(Result):
         self._width(layer)
         pairs: Any = self._table("pairs")
         if not len(pairs):
-            raise ValueError(
-                "co-activation was not counted. Count it with ci.atoms(..., coactivation=True)."
-            )
+            raise ValueError("co-activation was not counted: give ci.atoms coactivation=True.")
         sums: Any = self._table("sums")
         tokens = sums.loc[sums["layer"] == layer, "n_tokens"].iloc[0]
         return np.stack(pairs.loc[pairs["layer"] == layer, "counts"].tolist()) / tokens

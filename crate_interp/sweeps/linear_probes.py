@@ -22,14 +22,7 @@ from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes.built_in import LINEAR, LINEAR_STATISTICS
 from crate_interp.questions.asking import Experiment, Perhaps, ask
-from crate_interp.questions.batches import (
-    Batch,
-    Chunk,
-    Forward,
-    Reading,
-    last_point,
-    run_layers,
-)
+from crate_interp.questions.batches import Batch, Chunk, Forward, Reading, last_point, run_layers
 from crate_interp.questions.experiment import Pass, Plan, Question, Rules, Tables
 from crate_interp.questions.provenance import digest_of_labels
 from crate_interp.results import sample_ranges
@@ -271,9 +264,7 @@ def _fit_all(own: Tables, meta: Mapping[str, Any], progress: bool) -> Tables:
 def _classes(labels: Any, n: int, folds: int) -> list[str]:
     """Returns the label of each sample as a text."""
     if labels is None:
-        raise ValueError(
-            "a linear probe needs labels, and the data has none. Give labels=[...], one per sample."
-        )
+        raise ValueError("a linear probe needs labels, one per sample: give labels=[...].")
     labels = list(labels)
     if len(labels) < n or None in labels[:n]:
         count = len(labels) - labels.count(None)
@@ -320,10 +311,7 @@ def _folds(test: float) -> int:
 def _check_least(least: int, folds: int) -> None:
     """Raises ValueError for a smallest class with fewer different samples than folds."""
     if least < folds:
-        raise ValueError(
-            f"the smallest class has {least} different samples, but the split needs at least "
-            f"{folds}. Give more data."
-        )
+        raise ValueError(f"the smallest class has {least} different samples: give {folds} or more.")
 
 
 def _right(

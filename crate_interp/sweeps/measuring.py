@@ -96,10 +96,9 @@ def probe_readings(
     yield readings
     for layer, count in enumerate(left):
         if count:
-            raise ValueError(
-                f"layer {layer} ran {'more than once' if count < 0 else 'not at all'} on samples "
-                f"{batch.start} to {batch.last}: give a forward that runs every layer once."
-            )
+            often = "more than once" if count < 0 else "not at all"
+            where = f"samples {batch.start} to {batch.last}: give a forward that runs it once"
+            raise ValueError(f"layer {layer} ran {often} on {where}.")
 
 
 def measure_batch(

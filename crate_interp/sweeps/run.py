@@ -30,12 +30,7 @@ from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.questions.provenance import functions_of, model_meta, probes_meta
 from crate_interp.questions.untrained_twins import twin
 from crate_interp.stats.contrasts import MOST_GROUPS
-from crate_interp.sweeps.measuring import (
-    measure_batch,
-    measure_controls,
-    measure_weights,
-    probe_readings,
-)
+from crate_interp.sweeps import measuring
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.store_reading import Replay, opened, readable
 from crate_interp.sweeps.sweep_tables import Numbers, Tally, merged_controls, no_controls, tables_of
@@ -160,25 +155,22 @@ def _measured(chunk: batches.Chunk, probes: list[Probe], controls: int) -> Table
     with torch.no_grad():
         layers: Any = getattr(chunk.model, chunk.blocks)
         if not chunk.number:  # weights are measured once, in the first chunk
-            measure_weights(chunk.model, chunk.blocks, probes, tally)
+            measuring.measure_weights(chunk.model, chunk.blocks, probes, tally)
         of_weights: list[dict] = chunk.once.setdefault("weights", [{} for _ in layers])
         untrained: Any = twin(chunk.model, 0) if samples.start < controls else None
         for batch in chunk.batches():
             how = (chunk, batch, probes, of_weights, _masks(chunk, batch), reported)
             count = min(controls - batch.start, len(batch.inputs))
             if count > 0:
-                numbers, more = measure_controls(*how, untrained, count)
+                numbers, more = measuring.measure_controls(*how, untrained, count)
                 controlled = merged_controls(controlled, more, {})
             else:
                 untrained = None  # frees the twin's memory for the remaining batches
-                numbers = measure_batch(*how)
+                numbers = measuring.measure_batch(*how)
             tally.add(numbers, probes, batch.start)
     if weight_mark(chunk.model) != mark:
-        raise ValueError(
-            f"the model's weights changed while samples {samples.start} to "
-            f"{samples.start + samples.n - 1} were measured. Give a probe that does not write into "
-            "weights, and do not train the model meanwhile."
-        )
+        where = f"samples {samples.start} to {samples.start + samples.n - 1}"
+        raise ValueError(f"a probe or a training changed the model's weights during {where}.")
     counts = pd.DataFrame(list(tally.counts.items()), columns=["name", "value"])
     tables = tables_of(tally, samples.labels, len(layers)) | {"controls": controlled}
     return {**tables, "counts": counts.astype({"value": float})}
@@ -212,16 +204,12 @@ def fitting(probes: Probes, model: HookedModel | DecoderView, blocks: str) -> li
         chosen = [item for item in chosen if set(item.points) <= names]
     for probe, point in [(each, point) for each in chosen for point in each.points]:
         if blocks == "blocks" and probe.name in BUILT_IN and point not in names:
-            raise ValueError(
-                f"the probe {probe.name!r} reads {point}, which the layers of family "
-                f"{model.cfg.family!r} do not have: leave the probe out."
-            )
+            family = f"family {model.cfg.family!r} do not have: leave the probe out"
+            raise ValueError(f"{probe.name!r} reads {point}, which layers of {family}.")
         if blocks == "blocks" and hasattr(model, "check_point"):
             model.check_point(full_name(point, 0))
         elif point not in names:
-            raise KeyError(
-                f"the layers of {blocks} have no hook point {point!r}. See model.hook_dict."
-            )
+            raise KeyError(f"the layers of {blocks} have no hook point {point!r}.")
     return chosen
 
 
@@ -262,10 +250,7 @@ def probe(cache: CrateCache, probes: Probes = None) -> SweepResult:
     the cache lacks a hook point that the probes read.
     """
     if not isinstance(cache, CrateCache):
-        raise ValueError(
-            f"ci.probe takes a cache, not {type(cache).__name__}: the second value of "
-            "model.run_with_cache(images)."
-        )
+        raise ValueError(f"ci.probe takes a cache, not {type(cache).__name__}.")
     model = cache.model
     if model.towers:
         raise ValueError("a CLIP is two models: give cache.visual or cache.text.")
@@ -276,7 +261,7 @@ def probe(cache: CrateCache, probes: Probes = None) -> SweepResult:
     n, reported = len(next(iter(cache.values()))), {}
     tally = Tally(n)
     with torch.no_grad():
-        measure_weights(model, "blocks", chosen, tally)
+        measuring.measure_weights(model, "blocks", chosen, tally)
         for first, part in cache.parts():
             tally.add(_numbers(part, chosen, first, reported), chosen, first)
     cache.check_weights()  # a probe may have written into them
@@ -294,7 +279,7 @@ def _numbers(
     numbers: Numbers = {}
     batch = batches.Batch(next(iter(cache.values())), first)
     blank: list[dict] = [{} for _ in layers]
-    with probe_readings(layers, probes, batch, numbers, reported, blank, {}) as readings:
+    with measuring.probe_readings(layers, probes, batch, numbers, reported, blank, {}) as readings:
         for reading in readings:
             for layer in range(len(layers)) if reading.layers is None else reading.layers:
                 names = {point: full_name(point, layer) for point in reading.points}

@@ -71,10 +71,7 @@ def open_store(folder: str | Path) -> "datasets.Dataset":
 
     out, tables = Path(folder), []
     if read_index(out / RUN).get("kind") == "store" and not (out / "meta.json").exists():
-        raise ValueError(
-            f"the store in {str(out)!r} is not finished. Other shards may still be running. If "
-            "none is running, repeat the same ci.store call to continue the run."
-        )
+        raise ValueError(f"the store in {str(out)!r} is not finished: repeat the ci.store call.")
     index = ActivationStore.load(out)
     meta, hashed = index.meta, index.digest()
     try:
@@ -85,10 +82,8 @@ def open_store(folder: str | Path) -> "datasets.Dataset":
             tables.append(MemoryMappedTable.from_file(str(path)))
         features = datasets.Features.from_arrow_schema(tables[0].schema)
     except (OSError, ValueError) as error:  # these include pyarrow's errors
-        raise ValueError(
-            f"the store in {str(out)!r} is damaged: {plain(error, 300)}. Repeat the same "
-            "ci.store call: it writes damaged files again."
-        ) from None
+        words = f"damaged: {plain(error, 300)}. Repeat the same ci.store call"
+        raise ValueError(f"the store in {str(out)!r} is {words}.") from None
     names = ("model", "model_digest", "points", "stored", "dtype", "data", "unit")
     facts = {"crate_interp": "store", **{name: meta[name] for name in names}, "hash": hashed}
     info = datasets.DatasetInfo(description=json.dumps(facts, indent=1), features=features)
@@ -154,10 +149,8 @@ class Replay:
         """Raises KeyError if the store lacks one of the points with these full names."""
         missing = [name for name in dict.fromkeys(names) if name not in self.shapes]
         if missing:
-            raise KeyError(
-                f"the store lacks {len(missing)} hook points that are needed: "
-                f"{', '.join(missing[:4])}. Write another store with ci.store(points=...)."
-            )
+            names = f"{len(missing)} hook points that are needed: {', '.join(missing[:4])}"
+            raise KeyError(f"the store lacks {names}.")
 
 
 def input_digests(forward: Forward, inputs: Tensor) -> list[str]:
@@ -219,17 +212,11 @@ def opened(
     if forward is not run_layers:
         raise ValueError("a store is not run through the model. Leave out forward=.")
     if facts["model_digest"] != model_digest(model):
-        raise ValueError(
-            f"the store is of {facts['model']!r}, but with other weights or another config than "
-            "this model has. Give the model with which the store was written."
-        )
+        raise ValueError(f"the store is of {facts['model']!r} with other weights or config.")
     ours = facts["data"][0]
     numbers = stored.with_format("numpy", columns=[SAMPLE])[:][SAMPLE]
     if not np.array_equal(numbers, np.arange(ours["start"], ours["stop"])):
-        raise ValueError(
-            "the data is a part of a store, or a store in another order. Give the whole result of "
-            "ci.open_store."
-        )
+        raise ValueError("the data is a part of a store: give the whole result of ci.open_store.")
     labels = stored.with_format(None)[LABEL][:] if LABEL in stored.features else None
     known = groups_of([ours])
     samples = Samples(

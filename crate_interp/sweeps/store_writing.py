@@ -29,16 +29,7 @@ from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.questions.provenance import model_meta
 from crate_interp.results.result_files import META
 from crate_interp.results.sample_ranges import counted
-from crate_interp.sweeps.store_reading import (
-    INPUT,
-    LABEL,
-    SAMPLE,
-    ActivationStore,
-    features_of,
-    input_digests,
-    open_store,
-    size_of,
-)
+from crate_interp.sweeps import store_reading
 from crate_interp.sweeps.sweep_tables import numbered
 
 if TYPE_CHECKING:
@@ -87,7 +78,7 @@ def store(
         raise ValueError("skip_bad=True is refused: a store holds a row for every sample.")
     question = Store(points, str(dtype or torch.float32).removeprefix("torch."))
     index = ask(question, model, data, replace(options, out=options.out.absolute()))
-    stored: Any = None if index is None else open_store(options.out)
+    stored: Any = None if index is None else store_reading.open_store(options.out)
     return stored
 
 
@@ -100,14 +91,14 @@ class Store(Question):
     shapes: Shapes = field(default_factory=dict)
     forward: Mapping[str, Any] = field(default_factory=dict)
     features: "datasets.Features" = cast("datasets.Features", None)
-    result = ActivationStore
+    result = store_reading.ActivationStore
 
     def settled(self, model: HookedModel, samples: Samples) -> "Store":
         """Refuses what cannot be asked, and fills in what model and samples decide."""
         checks.one_of("dtype", self.stored, tuple(DTYPES))
         names = model.matching_points(self.points)
         shapes, forward = _tried(model, samples, names)
-        features = features_of(shapes, self.stored, samples.labels)
+        features = store_reading.features_of(shapes, self.stored, samples.labels)
         return replace(self, shapes=shapes, forward=forward, features=features)
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
@@ -124,11 +115,15 @@ class Store(Question):
         if not run.options.resume:
             folders.discard(folder, META)  # removes the index of files that no longer exist
         if run.options.progress:
-            free = size_of(shutil.disk_usage(folder).free)
+            free = store_reading.size_of(shutil.disk_usage(folder).free)
             note(f"{folder}: {_size(run, self)}; {free} are free.")
         measure = partial(_written, folder=folder / CHUNKS, store=self)
         check = partial(_intact, folder / CHUNKS)
-        return (yield Pass(_STAGE, measure, ActivationStore.STORED, intact=check, apart=True))
+        return (
+            yield Pass(
+                _STAGE, measure, store_reading.ActivationStore.STORED, intact=check, apart=True
+            )
+        )
 
 
 def _tried(
@@ -163,7 +158,8 @@ def _size(run: Experiment, store: Store) -> str:
     n, numbers = run.samples.n or 0, sum(map(prod, store.shapes.values()))
     each = numbers * DTYPES[store.stored].itemsize
     points, samples = counted(len(store.shapes), "points"), counted(n, run.meta["unit"])
-    return f"{points} of {samples}, {size_of(each)} each: {size_of(each * n)} in {store.stored}"
+    one, all_ = store_reading.size_of(each), store_reading.size_of(each * n)
+    return f"{points} of {samples}, {one} each: {all_} in {store.stored}"
 
 
 def _intact(folder: Path, tables: Tables) -> bool:
@@ -223,19 +219,17 @@ def _rows(chunk: Chunk, batch: Batch, store: Store) -> dict[str, Any]:
     Raises ValueError for samples of another size than the first, for NaN, and for finite numbers
     that become infinite in float16.
     """
-    rows: dict[str, Any] = {SAMPLE: torch.arange(batch.start, batch.last + 1)}
-    rows[INPUT] = input_digests(run_layers, batch.inputs)
+    rows: dict[str, Any] = {store_reading.SAMPLE: torch.arange(batch.start, batch.last + 1)}
+    rows[store_reading.INPUT] = store_reading.input_digests(run_layers, batch.inputs)
     if chunk.samples.labels is not None:
         first = batch.start - chunk.samples.start
-        rows[LABEL] = chunk.samples.labels[first : first + len(batch.inputs)]
+        rows[store_reading.LABEL] = chunk.samples.labels[first : first + len(batch.inputs)]
     acts = _cached(chunk.model, batch.inputs, list(store.shapes), store.forward)
     for name, shape in store.shapes.items():
         value = acts.pop(name).float()
         if tuple(value.shape[1:]) != tuple(shape):
-            raise ValueError(
-                f"{name} has the shape {list(value.shape[1:])} in sample {batch.start}, but "
-                f"{list(shape)} in the first sample. Give samples of one size."
-            )
+            sizes = f"{list(value.shape[1:])}, but {list(shape)} in the first sample"
+            raise ValueError(f"{name} has in sample {batch.start} the shape {sizes}.")
         high = (value.abs() > _HIGHEST) & value.isfinite() & (store.stored == "float16")
         wrong = value.isnan() | high
         if wrong.any():

@@ -6,7 +6,6 @@ variance over samples are kept, and also the mean and variance of each sample's 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -101,10 +100,7 @@ class Tally:
         for statistic, tensor in answer.items():
             values = tensor.detach().double().cpu().numpy()
             if not np.isfinite(values).all():
-                raise ValueError(
-                    f"{probe}.{statistic} of layer {layer} is NaN or Inf. "
-                    "Check that the model's weights are finite."
-                )
+                raise ValueError(f"{probe}.{statistic} of layer {layer} is NaN or Inf.")
             self.weights[probe, statistic, layer] = values
 
 
@@ -167,23 +163,16 @@ def _head_sample_table(tally: Tally) -> pd.DataFrame:
 
     A statistic that lacks the layer or the head of a row is NaN there.
     """
-    tables: dict[tuple, dict[str, Any]] = {}  # statistics of the same layers and heads share rows
+    keys, columns = ["sample", "layer", "head"], {}
     for probe, statistic in dict.fromkeys(key[:2] for key in tally.head_samples):
         layers = sorted(key[2] for key in tally.head_samples if key[:2] == (probe, statistic))
         wide = np.stack([tally.head_samples[probe, statistic, layer] for layer in layers], axis=1)
-        index = np.indices(wide.shape).reshape(3, -1)  # the place of each value in [n, layer, head]
-        place = {
-            "sample": index[0] + tally.start,
-            "layer": np.array(layers)[index[1]],
-            "head": index[2],
-        }
-        table = tables.setdefault((*layers, wide.shape[2]), place)
-        table[f"{probe}.{statistic}"] = wide.reshape(-1)
-    keys = ["sample", "layer", "head"]
-    if not tables:
+        places = [range(tally.start, tally.start + tally.n), layers, range(wide.shape[2])]
+        index = pd.MultiIndex.from_product(places, names=keys)
+        columns[f"{probe}.{statistic}"] = pd.Series(wide.reshape(-1), index)
+    if not columns:
         return pd.DataFrame({key: np.array([], dtype=np.int64) for key in keys})
-    frames = [pd.DataFrame(table) for table in tables.values()]
-    return reduce(lambda one, two: one.merge(two, on=keys, how="outer", sort=True), frames)
+    return pd.concat(columns, axis=1).sort_index().reset_index()
 
 
 def layers(result: Result) -> pd.DataFrame:

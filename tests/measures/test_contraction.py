@@ -181,9 +181,7 @@ def test_not_finite():
 def test_bad_arguments():
     codes, contraction = drawn(13)
     for measure in (m.contracted_rate, m.contracted_rate_gradient):
-        with pytest.raises(
-            ValueError, match=r"contraction \[3, 13, 7\] does not fit codes \[3, 13"
-        ):
+        with pytest.raises(ValueError, match=r"\[3, 13, 7\] does not fit codes \[3, 13"):
             measure(codes, contraction.mT, 0.3)
         with pytest.raises(ValueError, match=r"\[1, 7, 13\] does not fit codes \[3, 13, 5\]"):
             measure(codes, contraction[:1], 0.3)
@@ -194,7 +192,7 @@ def test_bad_arguments():
         with pytest.raises(ValueError, match="there are no tokens to measure"):
             measure(codes[:, :0], contraction[..., :0], 0.3)
     for measure in (m.contraction_coverage, m.representatives_in_use):
-        with pytest.raises(ValueError, match="contraction holds negative numbers: give weights"):
+        with pytest.raises(ValueError, match="negative numbers: give weights"):
             measure(-contraction)
         with pytest.raises(ValueError, match="there is no contraction to measure"):
             measure(contraction[:, :0])

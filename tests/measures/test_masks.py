@@ -274,7 +274,7 @@ WRONG = {
     "patches": (lambda: token_mask(torch.ones(5, 6, dtype=torch.bool), (2, 3)), "does not divide"),
     "grid": (lambda: pixel_mask(MASK, (2, 3), (2, 2)), "2 x 3"),
     "query": (lambda: attention_map(draw(0, 2, 5, 3), draw(0, 2, 5, 3), 5), "query=5"),
-    "keys": (lambda: attention_map(draw(0, 2, 5, 3), draw(0, 2, 6, 3)), "differ in shape"),
+    "keys": (lambda: attention_map(draw(0, 2, 5, 3), draw(0, 2, 6, 3)), "differ: give both"),
     "no patch": (lambda: attention_map(draw(0, 2, 1, 3), draw(0, 2, 1, 3)), "no patch"),
     "no layers": (lambda: attention_rollout(draw(0, 0, 2, 5, 5)), "head, pos, pos"),
     "not square": (lambda: attention_rollout(draw(0, 2, 2, 5, 6)), "head, pos, pos"),
