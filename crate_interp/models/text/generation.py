@@ -50,7 +50,8 @@ class Options:
             return logits.argmax(dim=-1)
         from transformers import TopKLogitsWarper, TopPLogitsWarper  # slow to import
 
-        logits, ids = logits.float() / self.temperature, torch.empty(0, dtype=torch.long)
+        logits = logits.float() / self.temperature
+        ids: Any = None  # which neither reads
         if self.top_k is not None:
             logits = TopKLogitsWarper(self.top_k)(ids, logits)
         if self.top_p is not None:
