@@ -74,6 +74,9 @@ def test_no_picture_starts_a_program(model, tmp_path, started):
     picture().save(tmp_path / "voc/JPEGImages/b.png")
     for place in ("photos/b", "voc/SegmentationClass", "stamps", "stamps/backgrounds"):
         (tmp_path / place / "b.png").write_bytes(EPS)
+    stamp = Image.new("RGBA", (20, 20))
+    stamp.paste("red", (0, 0, 10, 20))
+    stamp.save(tmp_path / "stamps" / "object.png")
     no = "cannot read the .*: it is not a picture in one of the formats PNG, JPEG"
     refused(no, model.preprocess, folder / "b" / "b.png")
     refused(no, model.preprocess_masks, str(folder / "b" / "b.png"))

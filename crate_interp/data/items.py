@@ -109,14 +109,11 @@ def separated_batch(batch: Item, tokens: bool, number: int) -> Iterator[Item]:
     if not several or (tokens and is_tokens(value)):
         yield batch
         return
-    parts = {"labels": batch.label, "masks": batch.mask}
-    for name, part in parts.items():
-        if part is not None and len(part) != len(value):
-            raise ValueError(
-                f"a batch after {number} samples has {len(value)} samples and {len(part)} {name}."
-            )
+    parts = (batch.label, batch.mask)
+    if any(part is not None and len(part) != len(value) for part in parts):
+        raise ValueError(f"a batch after {number} samples has more or fewer labels than samples.")
     for place, one in enumerate(value):
-        yield Item(one, *(None if part is None else part[place] for part in parts.values()))
+        yield Item(one, *(None if part is None else part[place] for part in parts))
 
 
 def label_of(label: object, where: str) -> Any:

@@ -219,12 +219,7 @@ def _bytes(cell: Mapping[str, Any] | None, what: str) -> bytes:
 def _decoded(cell: Mapping[str, Any] | None, what: str, mode: str | None) -> Image.Image:
     image = decoded(_bytes(cell, what), what)
     # Pillow would cut 16 bits down to 8; the model's preprocess says what happens to them
-    if mode in (None, image.mode) or image.mode in SIXTEEN_BITS:
-        return image
-    try:
-        return image.convert(mode)
-    except ValueError as error:
-        raise Undecodable(f"{what} cannot become mode {plain(mode)}: {plain(error)}") from None
+    return image if mode is None or image.mode in SIXTEEN_BITS else image.convert(mode)
 
 
 def text_column(table: Table) -> str:
