@@ -119,7 +119,7 @@ def test_the_mask_with_a_past(lm):
 def test_masks_and_texts_that_cannot_be_read(lm):
     tokens, mask, _ = padded("left")
     for bad, match in (
-        (torch.zeros(3, 5), "hides every token of row 0"),
+        (torch.zeros(3, 5), "hides every token of a row"),
         (mask * 2, "give 1 for real tokens"),
     ):
         refuses(match, partial(lm, tokens, attention_mask=bad))

@@ -127,7 +127,7 @@ def test_which_column_holds_the_masks(model):
 @pytest.mark.parametrize(
     "match, last",
     [
-        ("the mask of sample 4 is 41 x 23 .* its image is 23 x 41", mask_of((41, 23), [0, 255])),
+        ("the mask of sample 4 is .23, 41. .* image is .41, 23.", mask_of((41, 23), [0, 255])),
         ("the mask of sample 4 is .* of mode 'RGB'.* one number", Image.new("RGB", (41, 23))),
         ("the mask of sample 4 is missing: the column holds None", None),
     ],
@@ -195,9 +195,9 @@ def test_voc(model, voc):
 
 # first words of the refusal -> the list of the split "val", or nothing
 BAD_LISTS = {
-    "'../../../etc/passwd' has no file of the same name in both": "../../../etc/passwd",
-    "'without' has no file of the same name": "1 1\nwithout -1\n",
-    "no image has .* in both JPEGImages/ and SegmentationClass/ of": "\n",
+    "'../../../etc/passwd' lacks its image or its mask": "../../../etc/passwd",
+    "'without' lacks its image or its mask": "1 1\nwithout -1\n",
+    "every image lacks": "\n",
 }
 
 

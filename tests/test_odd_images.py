@@ -94,11 +94,10 @@ def test_whole_patches(model, tmp_path):
     images = torch.randn(2, 3, 37, 51)
     with pytest.raises(
         ValueError,
-        match=r"images are 37 x 51: both sides must be multiples of the patch \(8, 8\). "
-        r"Pad the images to \(40, 56\): model\(model.pad\(images\)\)",
+        match=r"images are \(37, 51\): both sides must be multiples of the patch \(8, 8\)",
     ):
         model(images)
-    with pytest.raises(ValueError, match=r"images are 5 x 19: .* Pad the images to \(8, 24\)"):
+    with pytest.raises(ValueError, match=r"images are \(5, 19\): .* Pad them"):
         model(images[:, :, :5, :19])
     # what the message advises works
     assert model.pad(images).shape == (2, 3, 40, 56) and model(model.pad(images)).shape == (2, 3)

@@ -237,9 +237,8 @@ class MaskReader:
             size = _size_of(item.value, number)
             if mask.mode not in MASK_MODES or mask.size != size:
                 raise ValueError(
-                    f"the mask of sample {number} is {mask.height} x {mask.width} of mode "
-                    f"{mask.mode!r}, but its image is {size[1]} x {size[0]}: give masks of the "
-                    "image's size, with one number per pixel (mode L, P or 1)."
+                    f"the mask of sample {number} is {mask.size} of mode {mask.mode!r}, but its "
+                    f"image is {size}: give one number per pixel (mode L, P or 1)."
                 )
             if is_array(item.value) and torch.as_tensor(item.value).is_floating_point():
                 maps.append(torch.from_numpy(np.array(mask).astype(np.uint8))[None])

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
+from crate_interp.core import checks
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.compat.torch_compile import readable
 from crate_interp.models.hooked import HookedModel, check_finite, layer_range, own_config
@@ -260,9 +261,10 @@ def random_mask(
     shape = (images.shape[0], n_patches)
     if noise is None:
         noise = torch.rand(shape, device=images.device)
-    if noise.shape != shape or (readable(noise) and not bool(noise.isfinite().all())):
-        wanted = f"finite numbers of shape {list(shape)} (batch, patch)"
-        raise ValueError(f"noise has shape {list(noise.shape)}: give {wanted}.")
+    right = isinstance(noise, Tensor) and noise.shape == shape
+    if not right or (readable(noise) and not bool(noise.isfinite().all())):
+        wanted = f"finite numbers of shape {list(shape)} (batch, patch), or mask_ratio"
+        raise ValueError(f"noise={checks.shown(noise)}: give {wanted}.")
     ranks: Int[Tensor, "batch patch"] = noise.argsort(dim=1).argsort(dim=1)
     return (ranks >= int(n_patches * (1 - mask_ratio))).to(images.dtype)
 

@@ -94,11 +94,9 @@ class HookedTextTower(TextMixin, hooked.HookedModel):
     ) -> tuple[Int[Tensor, "batch pos"], None]:
         """Returns the ids of [CLS] and the wordpieces, cut to n_ctx and padded with zeros.
 
-        There is no [SEP], as in the JAX training code. Raises ValueError for padding on
-        the left, and for `truncate=False`.
+        There is no [SEP], as in the JAX training code.
         """
-        if padding_side == "left" or not truncate:
-            raise ValueError("this tower cuts and pads texts: no padding_side, no truncate.")
+
         texts = [input] if isinstance(input, str) else list(input)
         rows = [self._encode(one, prepend_bos)[: self.cfg.n_ctx] for one in texts]
         padded = [row + [0] * (self.cfg.n_ctx - len(row)) for row in rows]
