@@ -209,9 +209,8 @@ def _bytes(cell: Mapping[str, Any] | None, what: str) -> bytes:
         raise Undecodable(f"{what} is missing: the column holds None.")
     if cell["bytes"] is None:
         raise ValueError(
-            f"{what} is the name of a file, {quoted(cell['path'])}, without its bytes: no file "
-            'that a table names is opened. Give "imagefolder:DIR" with the folder of the files. '
-            f"If you trust the table, first put the files into it: {EMBED}"
+            f"{what} is the name of a file, {quoted(cell['path'])}, which is not opened: give "
+            f'"imagefolder:DIR". If you trust the table, first put the files into it: {EMBED}'
         )
     return cell["bytes"]
 

@@ -203,15 +203,10 @@ def _steps(
 def _ends(model: TextMixin, eos_token_id: int | Sequence[int] | None) -> tuple[int, ...]:
     """Returns the tokens that end a text: the caller's, or the tokenizer's."""
     if eos_token_id is None:
-        reason = "the model has no tokenizer that names one."
-        try:
-            eos_token_id = getattr(model.tokenizer, "eos_token_id", None)
-        except errors.CheckpointError as error:
-            reason = str(error)
+        eos_token_id = getattr(model.tokenizer, "eos_token_id", None)
         if eos_token_id is None:
             raise errors.TextError(
-                "stop_at_eos=True needs an end: give eos_token_id=..., or stop_at_eos=False. "
-                f"{reason}"
+                "stop_at_eos=True needs an end: give eos_token_id=..., or stop_at_eos=False."
             )
     ids: Any = eos_token_id if isinstance(eos_token_id, (list, tuple)) else [eos_token_id]
     return tuple(checks.count("eos_token_id", index, least=0) for index in ids)
