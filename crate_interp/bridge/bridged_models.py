@@ -244,13 +244,9 @@ class BridgedLM(TextMixin, BridgedModel):
         """The keyword arguments of a forward through every layer, without logits."""
         return {"return_type": None}
 
-    @property
-    def tokenizer(self) -> Any:
-        """The bridge's tokenizer, or None."""
-        return self.bridge.tokenizer
-
-    @tokenizer.setter
+    @TextMixin.tokenizer.setter
     def tokenizer(self, tokenizer: object) -> None:
+        """Sets the bridge's tokenizer."""
         self.bridge.tokenizer = tokenizer
 
     @property

@@ -102,12 +102,8 @@ class HookedTextTower(TextMixin, hooked.HookedModel):
         padded = [row + [0] * (self.cfg.n_ctx - len(row)) for row in rows]
         return torch.tensor(padded, dtype=torch.long), None
 
-    def windows(self, texts: Iterable[str]) -> Int[Tensor, "text n_ctx"]:
-        """Returns each text as one sample of n_ctx tokens, as `to_tokens` does."""
-        return self.to_tokens(list(texts))
-
     def window_rows(self, texts: Iterable[str]) -> Iterator[list[int]]:
-        """Yields the rows of `windows` one by one, as the texts are read."""
+        """Yields each text as one row of n_ctx tokens, as `to_tokens` gives it."""
         for text in texts:
             yield self.to_tokens([text], move_to_device=False)[0].tolist()
 

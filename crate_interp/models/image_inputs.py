@@ -122,24 +122,17 @@ class ImageMixin:
     def pad(
         self, images: Shaped[Tensor, "... height width"]
     ) -> Shaped[Tensor, "... padded_height padded_width"]:
-        """Returns images padded by `pad_to_patch`, with this model's patch size."""
-        return pad_to_patch(images, self.cfg.patch_size)
+        """Returns images or masks, padded so that their sides are multiples of the patch.
 
-
-def pad_to_patch(
-    images: Shaped[Tensor, "... height width"], patch_size: int | tuple[int, int]
-) -> Shaped[Tensor, "... padded_height padded_width"]:
-    """Returns images or masks, padded so that their sides are multiples of the patch.
-
-    The last row and column are repeated below and at the right. Any dtype is accepted, and images
-    that already fit are returned unchanged. The model's maps mean nothing at the added pixels: cut
-    the maps back to the old height and width.
-    """
-    sides, patch = images.shape[-2:], checks.size("patch_size", patch_size)
-    rows, columns = (
-        torch.arange(side + -side % step, device=images.device).clamp(max=side - 1)
-        for side, step in zip(sides, patch, strict=True)
-    )
-    if (len(rows), len(columns)) == tuple(sides):
-        return images
-    return images[..., rows, :][..., columns]
+        The last row and column are repeated below and at the right. Any dtype is accepted, and
+        images that already fit are returned unchanged. The model's maps mean nothing at the added
+        pixels: cut the maps back to the old height and width.
+        """
+        sides = images.shape[-2:]
+        rows, columns = (
+            torch.arange(side + -side % step, device=images.device).clamp(max=side - 1)
+            for side, step in zip(sides, self.cfg.patch_size, strict=True)
+        )
+        if (len(rows), len(columns)) == tuple(sides):
+            return images
+        return images[..., rows, :][..., columns]
