@@ -301,5 +301,5 @@ def test_what_is_no_class_is_refused(wrong):
     stack = cache.decompose_resid(pos_slice=0)
     refuses("tokens=.*: give a number from 0", lambda: cache.logit_attrs(stack, wrong, pos_slice=0))
     refuses("target=.*: give a number from 0 to", lambda: logit_attribution(cache, wrong))
-    with pytest.raises(ValueError, match=r"shape \[2\], incorrect_tokens \[\]: give"):
+    with pytest.raises(ValueError, match="must have the same shape"):
         cache.logit_attrs(stack, [3, 4], 1, pos_slice=0)

@@ -278,11 +278,11 @@ class Wrapped(torch.nn.Module):
     [
         (lambda: torch.nn.Linear(2, 2), "cannot make a bridge of Linear: give a hooked model"),
         (lambda: "crate", "cannot make a bridge of str: give a hooked model"),
-        (lambda: Wrapped(make()), "give model._orig_mod"),
-        (lambda: ci.to_bridge(make()), "it is a bridge already"),
-        (make_clip, "of a CLIP give model.visual"),
-        (make_mae, "it returns no logits"),
-        (lambda: make_clip().text, "it returns no logits"),
+        (lambda: Wrapped(make()), "cannot make a bridge of Wrapped"),
+        (lambda: ci.to_bridge(make()), "cannot make a bridge of TransformerBridge"),
+        (make_clip, "of a CLIP, model.visual"),
+        (make_mae, "give a hooked model with logits"),
+        (lambda: make_clip().text, "give a hooked model with logits"),
     ],
 )
 def test_what_is_no_hooked_model_with_logits_is_refused(what, says):

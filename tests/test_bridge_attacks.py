@@ -72,10 +72,9 @@ def test_no_attention_comes_from_the_hub(name, tmp_path):
 @pytest.mark.parametrize(
     "values, match",
     [
-        (dict(rescale_factor=10**400), "does not scale pictures"),
-        (dict(rescale_factor="x"), "does not scale pictures"),
-        (dict(resample=[1]), "resample=.* is none of"),
-        (dict(resample=True), "resample=.* is none of"),
+        (dict(rescale_factor=10**400), "cannot be loaded: OverflowError"),
+        (dict(rescale_factor="x"), "cannot be loaded: ValueError"),
+        (dict(resample=[1]), "cannot be loaded: TypeError"),
     ],
 )
 def test_preprocessors_are_refused_in_a_line(values, match, tmp_path):

@@ -93,7 +93,7 @@ WRONG = {
     "ablate {m} {d} --how mode": "--how 'mode' is none of mean, zero",
     "ablate {m} {d} --head L0H0 --head L6H0": "--head L6H0: the heads of this model are L0H0 to",
     "explore {m} {e} --sample -1": "--sample -1: the data has samples 0 to",
-    "explore {m} {e} --size 29": "multiple of",
+    "explore {m} {e} --size 29": "multiples of",
     "explore {m} {e} --size 480": "more than a page can show",
     "explore {m} {e} --circuit w.pth": "holds no circuit",
     "compare ' , ' x --out other": "names no network",

@@ -90,7 +90,7 @@ def test_compressed_runs_are_those_of_pycocotools(model, tmp_path):
 FULL = [*SIZE]
 # first words of the refusal -> annotations, and what else is in the file
 REFUSED = {
-    "an annotation of image 7 in .* cannot be drawn: give polygons x, y": [
+    "an annotation of image 7 in .* cannot be drawn": [
         *([note(1, [[0, 0, 3, 0, 3, 3, 1]])], [note(1, [["a", 0, 3, 0, 3, 3]])]),
         *([note(1, 3)], [note(1, {"size": [29, 13], "counts": [377]})]),
         *([note(1, {"size": FULL, "counts": [376]})], [note(1, {"size": FULL})]),
@@ -123,7 +123,7 @@ def test_a_file_that_cannot_be_used_is_refused_before_work(model, tmp_path, matc
 def test_what_is_missing_or_of_another_size_is_said(model, tmp_path, monkeypatch):
     where = coco_file(tmp_path, [])
     Image.new("RGB", (28, 13)).save(tmp_path / "images" / "seven.png")
-    refused(model, "gives 'seven.png' as 13 x 29, but the image is 13 x 28", where)
+    refused(model, "seven.png' is \\(28, 13\\), but .* says \\(29, 13\\)", where)
     (tmp_path / "images" / "seven.png").unlink()
     refused(model, "cannot read the image .*seven.png", where)
     refused(model, "gone' is not a folder", where.replace("/images", "/gone"))
@@ -142,7 +142,7 @@ def test_annotations_lie_on_the_upright_image(model, tmp_path):
     assert samples.masks(0, 1)[0, 2:6, 3:7].all() and samples.masks(0, 1).sum() == 16
     assert samples.read(0, 1).shape == (1, 3, 13, 29)
     Image.new("RGB", (29, 13)).save(tmp_path / "images" / "seven.jpg", exif=exif_of(6))
-    match = "gives 'seven.jpg' as 13 x 29, but the image is 29 x 13: masks would not fit it"
+    match = "seven.jpg' is \\(13, 29\\), but .* says \\(29, 13\\)"
     refused(model, match, where)
 
 

@@ -105,7 +105,7 @@ BAD = {  # first words of the refusal -> the data
     "the data is empty": torch.zeros(0, 3, 6, 20),
     "has no images": "imagefolder:{}",
     "is not a folder": "imagefolder:{}/missing",
-    "cannot take data from 'fashion': give .*Did you mean embedded:fashion": "fashion",
+    "cannot take images from 'fashion': give .*Did you mean embedded:fashion": "fashion",
     r"data is .* of shape \[3, 6, 20\], .*: give \[n, channels": torch.zeros(3, 6, 20),
     "data is torch.int64 of shape .* preprocessed floats or uint8": torch.zeros(2, 3, 6, 20).long(),
     "sample 3: images hold NaN or Inf": torch.ones(5, 3, 6, 20),

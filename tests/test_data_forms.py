@@ -207,17 +207,9 @@ def test_a_sweep_of_tokens_has_the_same_bits(form):
     same(ci.sweep(make_lm(), TOKEN_FORMS[form](), **SWEEP), wanted_tokens())
 
 
-class Broken(Own):
-    def __getitem__(self, number):
-        if number == 2:
-            raise KeyError("no such row")
-        return super().__getitem__(number)
-
-
 @pytest.mark.parametrize(
     "data, words",
     [
-        (lambda: Broken(BYTES), r"data\[2\] raised KeyError: .*no such row"),
         (lambda: Own(list(BYTES), [[1, 2]] * 5), "the label of data\\[0\\] is \\[1, 2\\]"),
         (lambda: Own(list(BYTES), torch.eye(5)), "give the number or the name of one class"),
         (lambda: [(BYTES[0], 1, 2)], "is a tuple of 3"),

@@ -126,7 +126,7 @@ def test_files_that_cannot_be():
     part = dict(weights)
     del part["to_patch_embedding.proj.2.1.running_var"]
     refused(r"keys missing \(1\): to_patch_embedding.proj.2.1.running_var", part)
-    refused("give a square image", weights, image_size=(40, 160))
+    refused("needs a square of patches", weights, image_size=(40, 160))
     other = {key: value for key, value in state("tost_ista_conv_stem").items() if "0.fn" in key}
     refused("keys not used", weights | other)
     headless = {key: value for key, value in weights.items() if not key.startswith("mlp_head.1")}

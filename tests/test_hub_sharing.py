@@ -32,7 +32,7 @@ def test_sharing_a_model(hub, tmp_path):
     ):
         assert back.cfg == model.cfg and torch.equal(back.W_U, model.W_U)
         assert back.to_tokens("the theory").tolist() == model.to_tokens("the theory").tolist()
-    with pytest.raises(ValueError, match="holds a HookedCrateLM, not a HookedCrate: use"):
+    with pytest.raises(ValueError, match="is a HookedCrateLM, not a HookedCrate: use"):
         ci.HookedCrate.from_pretrained("me/chat", cache_dir=tmp_path)
     sae = ci.load(FIXTURES / "crate_lm_sae" / "0.pt")
     push(sae, "me/sae", hub)

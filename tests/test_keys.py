@@ -155,7 +155,7 @@ def test_traps_are_refused():
     key = "visual.transformer.resblocks.1.attn.in_proj_weight"
     untied = clip[key].clone()
     untied[0] += 1
-    fails(f"{key} holds different projections", clip | {key: untied}, **GIVEN["clipa"])
+    fails("query, key and value are different", clip | {key: untied}, **GIVEN["clipa"])
     fails("text_n_heads cannot be inferred", clip, n_heads=5, image_size=(6, 20))
     with pytest.warns(UserWarning, match="1 small unknown tensors are left out: extra"):
         ci.load(clip | {"extra": torch.ones(3)}, **GIVEN["clipa"])
@@ -168,7 +168,7 @@ def test_traps_are_refused():
         **GIVEN["nanochat-crate"] | {"d_vocab": 65},
     )
     fails("holds an argparse.Namespace|has no published layout", {"a": torch.ones(1)})
-    fails("models of family 'crate-lm' have no image_size", lm, n_heads=5, image_size=8)
+    fails("image_size: models of family 'crate-lm'", lm, n_heads=5, image_size=8)
     fails("no field 'hook_name'", lm, n_heads=5, hook_name="x")
 
 

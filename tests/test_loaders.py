@@ -133,7 +133,7 @@ ONCE = "does not give each sample once, in order: write .*num_workers=0, drop_la
         (lambda: DataLoader(Arriving(), num_workers=2), ONCE),
         (lambda: DataLoader(Arriving(), drop_last=True), ONCE),
         (lambda: DataLoader([(BYTES, LABELS)], batch_size=None, shuffle=True), ONCE),
-        (lambda: DataLoader(Own(BYTES, LABELS), collate_fn=doubled), "makes 2 samples of sample 0"),
+        (lambda: DataLoader(Own(BYTES, LABELS), collate_fn=doubled), "makes 2 samples of one"),
     ],
 )
 def test_a_loader_that_cannot_give_each_sample_once_is_refused(loader, words):

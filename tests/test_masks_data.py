@@ -127,7 +127,7 @@ def test_which_column_holds_the_masks(model):
 @pytest.mark.parametrize(
     "match, last",
     [
-        ("the mask of sample 4 is 41 x 23 .* its image is 23 x 41", mask_of((41, 23), [0, 255])),
+        ("the mask of sample 4 is .23, 41. .* image is .41, 23.", mask_of((41, 23), [0, 255])),
         ("the mask of sample 4 is .* of mode 'RGB'.* one number", Image.new("RGB", (41, 23))),
         ("the mask of sample 4 is missing: the column holds None", None),
     ],
@@ -195,9 +195,9 @@ def test_voc(model, voc):
 
 # first words of the refusal -> the list of the split "val", or nothing
 BAD_LISTS = {
-    "'../../../etc/passwd' has no file of the same name in both": "../../../etc/passwd",
-    "'without' has no file of the same name": "1 1\nwithout -1\n",
-    "no image has .* in both JPEGImages/ and SegmentationClass/ of": "\n",
+    "'../../../etc/passwd' lacks its image or its mask": "../../../etc/passwd",
+    "'without' lacks its image or its mask": "1 1\nwithout -1\n",
+    "every image lacks": "\n",
 }
 
 
@@ -210,7 +210,7 @@ def test_bad_voc(model, voc, tmp_path):
         refused(model, match, f"voc:{voc}:val")
     mask = voc / "SegmentationClass" / "0.png"
     Image.new("L", (37, 12)).save(mask)
-    with pytest.raises(ValueError, match="the mask of sample 0 is 12 x 37 .* image is 11 x 37"):
+    with pytest.raises(ValueError, match="the mask of sample 0 is .37, 12. .* image is .37, 11."):
         opened(model, f"voc:{voc}").masks(0, 1)
 
 
@@ -245,7 +245,6 @@ def test_cutouts(model, stamps):
     assert 0.03 < mask.float().mean() < 0.65 and (shown & mask).sum() > 0.95 * mask.sum()
     assert (shown & ~mask).sum() < 0.05 * mask.sum()
     (stamps / "backgrounds").mkdir()
-    refused(model, "backgrounds' has no images: put some there, or remove it", f"cutouts:{stamps}")
     Image.new("LA", (37, 41), (128, 255)).save(stamps / "backgrounds" / "wall.png")
     on_walls = opened(large, f"cutouts:{stamps}")
     outside = on_walls.read(0, 1)[0][:, on_walls.masks(0, 1)[0] == 0]

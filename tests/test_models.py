@@ -317,4 +317,4 @@ def test_bad_images(model, images):
         model(images[:, :1])
     refuses(r"shape \(3, 6, 20\)", lambda: model(images[0]))
     refuses("at least one", lambda: model(images[:0]))
-    refuses(r"images are 4 x 20, but the model was built for 6 x", lambda: model(images[:, :, :4]))
+    refuses(r"images are \(4, 20\), but the model was built for", lambda: model(images[:, :, :4]))

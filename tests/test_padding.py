@@ -108,7 +108,7 @@ def test_the_cache_of_keys_and_values_knows_padding(lm):
     tokens, real = padded(texts(), 5, "left")
     past = ci.Past()
     refuses(
-        "hides every token of row 1",
+        "hides every token of a row",
         lambda: lm(tokens[:, :1], past=past, attention_mask=real[:, :1]),
     )
     with torch.no_grad():
@@ -133,7 +133,7 @@ def test_the_cache_of_keys_and_values_knows_padding(lm):
     {
         "attention_mask has shape .3, 5.: give shape .3, 6.": lambda real: real[:, 1:],
         "give 1 for real tokens and 0 for padding": lambda real: real * 2,
-        "hides every token of row 0": lambda real: real & False,
+        "hides every token of a row": lambda real: real & False,
     }.items(),
 )
 def test_bad_masks(words, told):
@@ -197,10 +197,8 @@ def test_what_hugging_face_gives_and_takes(lm):
         assert torch.equal(lm(input_ids=tokens, return_type="loss"), lm(tokens, "loss"))
     refuses("give one input: tokens or text first", lambda: lm())
     refuses("give one input", lambda: lm(tokens, input_ids=tokens))
-    refuses("labels are torch.int64 of shape .3", lambda: lm(tokens, "loss", labels=labels[:, 1:]))
-    refuses(
-        "labels range from 0 to 99", lambda: lm(tokens, labels=torch.full_like(tokens, 99) * real)
-    )
+    refuses("labels=torch.int64 of shape .3", lambda: lm(tokens, "loss", labels=labels[:, 1:]))
+    refuses("labels are token ids", lambda: lm(tokens, labels=torch.full_like(tokens, 99) * real))
     refuses("the loss has no token to count", lambda: lm(tokens, "loss", labels=tokens * 0 - 100))
     refuses(
         "a loss needs tokens",

@@ -70,7 +70,7 @@ def test_a_model_of_images_says_how_its_loss_is_had():
         with pytest.raises(ValueError, match=words):
             model(images, return_type=kind)
     assert torch.equal(model(images, return_type="logits"), model(images))
-    refuses("labels are list: give a tensor of", lambda: model(images, labels=["circle", "cross"]))
+    refuses("give a tensor of whole", lambda: model(images, labels=["circle", "cross"]))
 
 
 def test_only_the_baseline_has_biases_before_its_step(lm):

@@ -276,7 +276,7 @@ def test_bad_text():
         ("whole numbers \\[n, pos\\]", torch.zeros(3, 13)),
         ("the data is empty", torch.zeros(0, 13, dtype=torch.long)),
         ("has no text column; its columns are", datasets.Dataset.from_dict({"picture": [1]})),
-        ("cannot take data from 'nothing'", "nothing"),
+        ("cannot take text from 'nothing'", "nothing"),
         ("embedded data='x' is none of fashion", "embedded:x"),
         ("write hf:owner/name:split", "hf:name"),
         ("cannot load 'hf:nobody/nothing:test'", "hf:nobody/nothing:test"),

@@ -281,7 +281,7 @@ def test_refusals(model, data):
     fails("two probes share a name", model, data, probes=["sparsity", ci.probes.sparsity()])
     fails("batch_size=0: give", model, data, batch_size=0)
     fails("the data is empty", model, data[:0])
-    fails(r"images are 6 x 15, but the model was built for 6 x 20", model, data[..., :15])
+    fails(r"images are \(6, 15\), but the model was built for \(6, 20\)", model, data[..., :15])
     fails(r"shape \(7, 1, 6, 20\)", model, data[:, :1])
     bad = data.clone()
     bad[4, 0, 0, 0] = float("inf")

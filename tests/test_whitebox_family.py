@@ -204,7 +204,7 @@ def test_a_resized_copy_is_the_model_with_interpolated_positions(one):
         torch.testing.assert_close(finer(wide), other(wide))
         assert torch.equal(model.resized(model.cfg.image_size)(images), model(images))
     assert finer.cfg.grid == (2 * model.cfg.grid[0], 2 * model.cfg.grid[1])
-    refuses("multiple of", lambda: model.resized((height + 1, width)))
+    refuses("multiples of", lambda: model.resized((height + 1, width)))
 
 
 @pytest.mark.parametrize("family", ["tost", "cbt"])

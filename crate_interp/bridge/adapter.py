@@ -80,18 +80,13 @@ class UnembedPart(Part):
     def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
         """The unembedding, `[d_model, d_vocab]`."""
         features = getattr(self.root, "features", None)
-        if features is not None:
-            return features.weight.T @ self.own.weight.T
-        return self.own.W_U if hasattr(self.own, "W_U") else self.own.weight.T
+        return self.own.W_U if features is None else features.weight.T @ self.own.W_U
 
     @property
     def b_U(self) -> Float[Tensor, "d_vocab"]:
         """The bias of the logits, `[d_vocab]`."""
         features = getattr(self.root, "features", None)
-        if features is not None:
-            return self.own(features.bias)
-        bias = getattr(self.own, "bias", None)
-        return self.W_U.new_zeros(self.W_U.shape[1]) if bias is None else bias
+        return self.own.b_U if features is None else self.own(features.bias)
 
 
 class BlockPart(Part):
@@ -109,12 +104,7 @@ class BlockPart(Part):
         if layer == self._stop_at_layer_idx:
             raise StopAtLayerException(first)
         if layer == self._start_at_layer_idx:
-            lambdas = self.root.x0_lambdas if self.root.cfg.rotary else None
-            if lambdas is not None and bool(lambdas[layer + 1 :].any()):
-                raise ValueError(
-                    f"start_at_layer={layer}: later layers add the embedding x0 (x0_lambdas), "
-                    "which a stream does not hold. Run the model from its input."
-                )
+            self.root.check_start(layer)
             first = check_stream(self.root, cast(Tensor, self._start_residual))
         return super().forward(first, *args, **kwargs)
 

@@ -18,8 +18,8 @@ from crate_interp.core import checks
 from crate_interp.models.compat.hook_aliases import Named
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.image_inputs import ImageMixin
-from crate_interp.models.layers.context import check_side, padded, padding_of
-from crate_interp.models.text.text_and_tokens import check_ids, is_text, rows_of, stacked
+from crate_interp.models.layers.context import padding_of
+from crate_interp.models.text.text_and_tokens import TextMixin, check_ids, rows_of
 
 
 class _Stopped(Exception):
@@ -81,9 +81,7 @@ class BridgedModel(HookedModel):
 
         They are drawn from torch's global generator.
         """
-        kind, config = type(self.network), getattr(self.network, "config", None)
-        if config is None or not hasattr(kind, "_from_config"):
-            raise ValueError(f"{kind.__name__} has no config to draw weights by: untrained=0.")
+        kind, config = type(self.network), self.network.config
         values, dtype = type(config).from_dict(config.to_dict()), torch.get_default_dtype()
         network = kind._from_config(values, attn_implementation="eager", dtype=dtype)
         bridge = build(network, type(self.bridge.adapter))
@@ -99,22 +97,12 @@ class BridgedModel(HookedModel):
         self.bridge.cfg.device, self.bridge.cfg.dtype = str(self.cfg.device), self.cfg.dtype
         return self
 
-    def set_use_attn_result(self, on: bool) -> None:
-        """Raises ValueError: a black box has no `attn.hook_result`."""
-        raise ValueError("a bridged model has no attn.hook_result: multiply attn.hook_z by W_O.")
-
-    def set_use_split_qkv_input(self, on: bool) -> None:
-        """Raises ValueError: a black box has no `attn.hook_q_input`."""
-        raise ValueError("a bridged model has no attn.hook_q_input: edit attn.hook_q.")
-
     # this method raises, and so returns nothing
     def save_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, save_directory: str | Path, **kwargs: object
     ) -> Path:
         """Raises ValueError: transformers saves black boxes."""
-        raise ValueError(
-            "crate_interp does not save a bridged model: save the network before it is bridged."
-        )
+        raise ValueError("a bridged model is not saved: save the network before it is bridged.")
 
 
 class BridgedVision(ImageMixin, BridgedModel):
@@ -162,10 +150,8 @@ class BridgedVision(ImageMixin, BridgedModel):
         return getattr(head, "original_component", head)
 
 
-class BridgedLM(BridgedModel):
+class BridgedLM(TextMixin, BridgedModel):
     """A causal language model behind a bridge."""
-
-    unit = "windows"
 
     def forward(
         self,
@@ -188,7 +174,7 @@ class BridgedLM(BridgedModel):
         stream before layer l.
 
         Raises ValueError for text without a tokenizer, for tokens that the network cannot look up,
-        for an `attention_mask` without one number per token, and for a `padding_side` beside ids.
+        and for an `attention_mask` without one number per token.
         """
         past = options.get("past_key_values")
         if getattr(past, "get_seq_length", lambda: 1)() == 0:
@@ -215,54 +201,52 @@ class BridgedLM(BridgedModel):
         return None if mask is None else mask.bool()[:, -given.shape[1] :]
 
     def _read(
-        self, given: Any, prepend_bos: bool | None, side: str | None, mask: Any, past: object
+        self,
+        input: Any,
+        prepend_bos: bool | None,
+        padding_side: str | None,
+        mask: Any,
+        past: Any,
     ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch all_pos"] | None]:
         """Returns token ids, and the mask of real tokens, or None if all are real."""
-        check_side(side)
-        if isinstance(given, Tensor):
-            tokens, real = (given[None] if given.ndim == 1 else given), None
-            self._check_tokens(tokens)
-            if side is not None:
-                raise ValueError(f"padding_side={side!r} is for texts: give attention_mask.")
-        else:
-            tokens, real = self._rows(given, prepend_bos, side)
-        mask = real if mask is None else mask
+        tokens, mask = super()._read(input, prepend_bos, padding_side, mask, None)
+        # rotations work beyond the training length; learned positions do not
+        config, rotates = self.network.config, getattr(self.cfg, "rotations", False)
+        most = None if rotates else getattr(config, "max_position_embeddings", None)
+        check_ids(tokens, config.vocab_size, tokens.shape[-1], most)
         if past is not None:  # the mask covers earlier tokens too, which only the network knows
             return tokens, mask
-        batch, pos = tokens.shape
-        padding = padding_of(mask, batch, pos, None, tokens.device)
+        padding = padding_of(mask, len(tokens), tokens.shape[1], None, tokens.device)
         return tokens, None if padding is None else padding.real.long()
 
     def _rows(
-        self, text: Any, prepend_bos: bool | None, side: str | None
+        self,
+        input: Any,
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
+        truncate: bool = False,
     ) -> tuple[Int[Tensor, "batch pos"], Bool[Tensor, "batch pos"] | None]:
         """Returns the token ids of texts, and which of them are real, or None if all are.
 
         Not by the bridge's own padding: it finds padding by its id, which may also begin a text.
         """
-        self._check_tokenizer()
-        if not is_text(text) or len(text) == 0:
-            raise ValueError(f"cannot read {checks.shown(text)}: give token ids, a text, or texts.")
-        texts = [text] if isinstance(text, str) else list(text)
-        rows = [self.bridge.to_tokens(one, prepend_bos)[0].tolist() for one in texts]
-        if len({len(row) for row in rows}) == 1:
-            return torch.tensor(rows, dtype=torch.long, device=self.cfg.device), None
-        sided: Any = side or getattr(self.tokenizer, "padding_side", "right")
-        tokens, real = padded(rows, self.tokenizer.pad_token_id, sided)
-        return tokens.to(self.cfg.device), real.to(self.cfg.device)
+        return super()._rows(input, prepend_bos, padding_side, truncate=False)
+
+    def _encode(self, text: Any, prepend_bos: bool | None) -> list[int]:
+        self._tokenizer()
+        return self.bridge.to_tokens(text, prepend_bos)[0].tolist()
+
+    def _held(self) -> Any:
+        return self.bridge.tokenizer
 
     @property
     def full_options(self) -> dict[str, Any]:
         """The keyword arguments of a forward through every layer, without logits."""
         return {"return_type": None}
 
-    @property
-    def tokenizer(self) -> Any:
-        """The bridge's tokenizer, or None."""
-        return self.bridge.tokenizer
-
-    @tokenizer.setter
+    @TextMixin.tokenizer.setter
     def tokenizer(self, tokenizer: object) -> None:
+        """Sets the bridge's tokenizer."""
         self.bridge.tokenizer = tokenizer
 
     @property
@@ -273,56 +257,11 @@ class BridgedLM(BridgedModel):
 
     lens_positions = None  # `cache.logit_lens()` reads every token
 
-    def to_tokens(
-        self,
-        text: str | Sequence[str],
-        prepend_bos: bool | None = None,
-        padding_side: str | None = None,
-    ) -> Int[Tensor, "batch pos"]:
-        """Turns text into token ids, as the bridge does; shorter texts are padded."""
-        return self._rows(text, prepend_bos, padding_side)[0]
-
-    def to_string(self, tokens: Tensor) -> str | list[str]:
-        """Returns the text of token ids."""
-        self._check_tokenizer()
-        return self.bridge.to_string(tokens)
-
-    def to_str_tokens(self, text: str | Tensor, **options: object) -> Any:
-        """Returns each token as text."""
-        self._check_tokenizer()
-        return self.bridge.to_str_tokens(text, **options)
-
-    def to_single_token(self, text: str) -> int:
-        """Returns the id of a text that is one token."""
-        self._check_tokenizer()
-        return self.bridge.to_single_token(text)
-
-    def windows(self, texts: Iterable[str]) -> Int[Tensor, "window n_ctx"]:
-        """Returns the tokens of texts, joined by the separator token, in windows of n_ctx tokens.
-
-        The last window is dropped if it is short. `n_ctx` is the network's, unless another is given
-        as `ci.from_bridge(bridge, n_ctx=...)`. Raises ValueError if the texts do not fill one
-        window, and for several texts if the tokenizer has no separator.
-        """
-        return stacked(self.window_rows(texts), self.cfg.n_ctx).to(self.cfg.device)
-
     def window_rows(self, texts: Iterable[str]) -> Iterator[list[int]]:
         """Yields the rows of `windows` one by one, as the texts are read."""
-        self._check_tokenizer()
-        net = self.tokenizer
+        net = self._tokenizer()
         between = net.eos_token_id if net.eos_token_id is not None else net.bos_token_id
         options = {"add_special_tokens": False, "verbose": False}
         ids = (net(text, **options)["input_ids"] for text in texts)
         advice = "give longer texts, or a smaller n_ctx to ci.from_bridge."
         return rows_of(ids, self.cfg.n_ctx, between, advice=advice)
-
-    def _check_tokens(self, tokens: Tensor) -> None:
-        config = self.network.config
-        # rotations work beyond the training length; learned positions do not
-        rotates = getattr(self.cfg, "rotations", False)
-        most = None if rotates else getattr(config, "max_position_embeddings", None)
-        check_ids(tokens, config.vocab_size, tokens.shape[-1], most)
-
-    def _check_tokenizer(self) -> None:
-        if self.tokenizer is None:
-            raise ValueError("the bridge has no tokenizer: give token ids, or boot it with one.")

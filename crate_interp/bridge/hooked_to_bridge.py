@@ -17,7 +17,7 @@ from transformer_lens.model_bridge.supported_architectures.vit import ViTArchite
 from transformers import PreTrainedTokenizerBase
 
 from crate_interp.bridge.adapter import ARCHITECTURES, CrateAdapter
-from crate_interp.models.hooked import HookedModel, hooked_part
+from crate_interp.models.hooked import HookedModel
 from crate_interp.models.language import HookedCrateLM
 from crate_interp.models.vision import HookedCrate
 
@@ -113,12 +113,10 @@ def _tokenizer(model: Any) -> Any:
 def _checked(model: object) -> HookedModel:
     if isinstance(model, (HookedCrate, HookedCrateLM)) and model.has_logits:
         return model
-    advice = f"give {hooked_part(model) or 'a hooked model, such as ci.load(...) returns'}"
-    if isinstance(model, HookedModel):
-        advice = "it returns no logits: use the model itself, or of a CLIP give model.visual"
-    elif isinstance(model, TransformerBridge):
-        advice = "it is a bridge already, and ci.from_bridge(bridge) makes a hooked model of it"
-    raise ValueError(f"cannot make a bridge of {type(model).__name__}: {advice}.")
+    raise ValueError(
+        f"cannot make a bridge of {type(model).__name__}: give a hooked model with logits, such as "
+        "ci.load(...) returns; of a CLIP, model.visual."
+    )
 
 
 class Embeddings(vision_embeddings.VisionEmbeddingsBridge):
@@ -208,12 +206,9 @@ def build(
     config._attn_implementation = "eager"  # other implementations return no attention patterns
     chosen = adapter or OURS.get(name)
     if chosen is None:
-        try:
-            return sources.build_bridge_from_module(
-                network, name, hf_config=config, tokenizer=tokenizer
-            )
-        except (ValueError, KeyError) as error:
-            raise ValueError(f"TransformerLens has no bridge to {name}: {error}") from None
+        return sources.build_bridge_from_module(
+            network, name, hf_config=config, tokenizer=tokenizer
+        )
     made = chosen(sources.build_bridge_config_from_hf(config, name, name, dtype))
     made.prepare_model(network)
     made.cfg.device = str(next(network.parameters()).device)

@@ -23,9 +23,10 @@ def _side_or_size(name: str, value: object) -> int | tuple[int, int]:
     return checks.size(name, value) if sized else checks.count(name, value)
 
 
-def _as_tuple(name: str, value: Any, such: str = "") -> tuple[Any, ...]:
+def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ValueError(f"{name}={checks.shown(value)}: give a list{such}, or None.")
+        such = "[0.5, 0.5, 0.5]" if name in ("mean", "std") else '["cat", "dog"]'
+        raise ValueError(f"{name}={checks.shown(value)}: give a list such as {such}, or None.")
     return tuple(value)
 
 
@@ -37,23 +38,19 @@ def _bits(name: str, value: object) -> int:
 
 def _per_channel(name: str, value: Any) -> tuple[Any, ...]:
     """Returns one number per channel as a tuple; a single number means a grey model."""
-    such = " with a number for each channel, such as [0.5, 0.5, 0.5] or, for a grey model, [0.5]"
-    numbers = (value,) if checks.is_number(value) else _as_tuple(name, value, such)
+    numbers = (value,) if checks.is_number(value) else _as_tuple(name, value)
     if not all(checks.is_number(one) and (one > 0 or name == "mean") for one in numbers):
-        above = "" if name == "mean" else ", above 0"
-        raise ValueError(f"{name}={checks.shown(value)}: give finite numbers{above}.")
+        raise ValueError(f"{name}={checks.shown(value)}: give finite numbers; std is above 0.")
     return numbers
 
 
 def _class_names(name: str, value: object) -> tuple[str, ...]:
     """Returns a list of names as a tuple. Any script is allowed, control characters are not."""
-    names = _as_tuple(name, value, ' of names in the order of the outputs, such as ["cat", "dog"]')
-    for place, label in enumerate(names):
+    names = _as_tuple(name, value)
+    for label in names:
         if not isinstance(label, str) or len(label) > _LONGEST or not safe_text.is_harmless(label):
-            raise ValueError(
-                f"{name} must be names, but number {place} is {checks.shown(label)}: give one "
-                f"string per class, of at most {_LONGEST} characters, without control characters."
-            )
+            shown = checks.shown(label)
+            raise ValueError(f"{name}: {shown} is no name of at most {_LONGEST} plain characters.")
     return names
 
 

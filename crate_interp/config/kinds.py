@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from crate_interp.config.base import DEFAULT, CrateConfig, Filled, SideOrSize, Size, fact
-from crate_interp.core import checks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,32 +35,21 @@ class ImageConfig(CrateConfig):
 
     def _check_kind(self) -> None:
         if self.grid_guessed and self.interpolate_pos:
-            raise ValueError(
-                f"interpolate_pos=True needs a grid, but image_size={self.image_size} is a guess "
-                "from the number of patches: give image_size."
-            )
+            raise ValueError("interpolate_pos=True needs a grid that is no guess: give image_size.")
         (height, width), (patch_h, patch_w) = self.image_size, self.patch_size
         if height % patch_h or width % patch_w:
-            near = height // patch_h * patch_h or patch_h, width // patch_w * patch_w or patch_w
-            raise ValueError(
-                f"image_size={self.image_size} is not a multiple of patch_size={self.patch_size} "
-                f"on both sides: give an image_size such as {near}."
-            )
+            sizes = f"image_size={self.image_size}, patch_size={self.patch_size}"
+            raise ValueError(f"{sizes}: an image's sides must be multiples of a patch's.")
         if (self.mean is None) != (self.std is None):
             raise ValueError("mean and std go together: give both, or neither.")
         for name in ("mean", "std"):
             value = getattr(self, name)
             if value is not None and len(value) != self.channels:
                 raise ValueError(
-                    f"{name}={checks.shown(value)}: give one number per channel ({self.channels}), "
-                    f"such as {name}={[*value[:1]] * self.channels}."
+                    f"{name}={value}: give a number for each of {self.channels} channels."
                 )
         if self.mean is not None and max(self.mean) > 1:
-            scaled = [round(value / 255, 4) for value in self.mean]
-            raise ValueError(
-                f"mean={checks.shown(self.mean)}: pixels are scaled to the range 0 to 1. If they "
-                f"are for pixels from 0 to 255, divide both by 255: mean={scaled}."
-            )
+            raise ValueError(f"mean={self.mean}: pixels are from 0 to 1; divide both by 255.")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain JSON values, with `grid_guessed` only if it is True."""
@@ -76,9 +64,10 @@ class ImageConfig(CrateConfig):
         Raises ValueError if such a field was given with another value.
         """
         for name, value in values.items():
-            if getattr(self, name) not in (None, value):
-                given = f"{name}={getattr(self, name)}"
-                raise ValueError(f"{given} contradicts the other fields, which make it {value}.")
+            if (given := getattr(self, name)) not in (None, value):
+                raise ValueError(
+                    f"{name}={given} contradicts the other fields, which give {value}."
+                )
         self._set(**values)
 
     conv_bias = fact("conv_bias", "Whether the convolution that embeds the patches has a bias.")
@@ -94,11 +83,9 @@ class ImageConfig(CrateConfig):
     def known_grid(self) -> tuple[int, int]:
         """The grid, for what depends on where patches lie; ValueError if it is a guess."""
         if self.grid_guessed:
-            rows, columns = self.grid
             raise ValueError(
-                f"the places of {rows * columns} patches are a guess, {rows} x {columns}, and maps "
-                f"need them: load the model with image_size={self.image_size} if that is right, or "
-                "with the height and width of its images."
+                f"maps need the places of the patches, and a grid of {self.grid} is a guess: load "
+                f"the model with image_size={self.image_size} if that is right."
             )
         return self.grid
 
@@ -152,16 +139,12 @@ class VisionConfig(ImageConfig):
         if self.class_layers and not self.facts.get("class_layers"):
             raise ValueError(f"class_layers={self.class_layers}: only family 'tost' has them.")
         if self.facts["attention"] == "cbsa" and self.grid[0] != self.grid[1]:
-            raise ValueError(
-                f"image_size={self.image_size} makes a grid of {self.grid[0]} x {self.grid[1]} "
-                "patches, but CBSA lays its tokens out as a square: give a square image."
-            )
+            raise ValueError(f"image_size={self.image_size}: CBSA needs a square of patches.")
         if self.n_classes == 0:  # these two describe the head
             self._set(labels=None, d_features=None)
         self._derive(n_ctx=self.n_tokens, d_vocab=self.n_classes)
         if self.labels is not None and len(self.labels) != self.n_classes:
-            count = len(self.labels)
-            raise ValueError(f"labels has {count} names for n_classes={self.n_classes}.")
+            raise ValueError(f"{len(self.labels)} labels for n_classes={self.n_classes}.")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain JSON values; `stem` and `class_layers` if unusual."""
@@ -174,14 +157,11 @@ class VisionConfig(ImageConfig):
             raise ValueError(f"stem='conv': family {self.family!r} has one convolution already.")
         side = self.patch_size[0]
         if self.patch_size != (side, side) or side < 2 or side & (side - 1):
-            raise ValueError(
-                f"patch_size={self.patch_size} with stem='conv': each convolution halves the "
-                "image. Give patch_size=2, 4, 8 or 16, or stem='linear'."
-            )
+            sizes = "2, 4, 8 or 16"
+            raise ValueError(f"patch_size={self.patch_size} with stem='conv': give {sizes}.")
         if self.d_model % (side // 2):
             raise ValueError(
-                f"d_model={self.d_model} with stem='conv' and patch_size={side}: each convolution "
-                f"doubles the width, so d_model must be a multiple of {side // 2}."
+                f"d_model={self.d_model}: stem='conv' needs a multiple of {side // 2}."
             )
 
     head_bias = fact("head_bias", "Whether the map to the classes has a bias.")

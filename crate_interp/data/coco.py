@@ -71,15 +71,9 @@ def coco_samples(where: str, how: ImageReading) -> Samples:
     for file, (number, size) in zip(paths, sizes.items(), strict=True):
         found = header(file, f"the image {quoted(file)}")[1]
         if size != found:
-            raise ValueError(
-                f"{quoted(path)} gives {quoted(file.name)} as {size[1]} x {size[0]}, but "
-                f"the image is {found[1]} x {found[0]}: masks would not fit it."
-            )
+            raise ValueError(f"{quoted(file)} is {found}, but {quoted(path)} says {size}.")
         if not all(_is_drawable(region[0], size[::-1]) for region in regions[number]):
-            raise ValueError(
-                f"an annotation of image {number} in {quoted(path)} cannot be drawn: give polygons "
-                f"x, y, x, y, ..., or run lengths of a {size[1]} x {size[0]} image."
-            )
+            raise ValueError(f"an annotation of image {number} in {quoted(path)} cannot be drawn.")
         draw = partial(_class_map, size[::-1], regions[number])
         mask = Later(draw, f"the mask of image {number}", partial(tuple, size))
         items.append(Item(file, mask=mask))
@@ -161,11 +155,8 @@ def voc_samples(where: str, how: ImageReading) -> Samples:
     names = both if split is None else _split(folder, split)
     lacking = [name for name in names if name not in both]
     if lacking or not names:
-        what = f"{quoted(lacking[0])} has" if lacking else "no image has"
-        raise ValueError(
-            f"{what} no file of the same name in both {VOC_IMAGES}/ and {VOC_MASKS}/ of "
-            f"{quoted(folder)}."
-        )
+        what = f"{quoted(lacking[0])} lacks" if lacking else "every image lacks"
+        raise ValueError(f"{what} its image or its mask in {quoted(folder)}.")
     below, drawn = [images[name] for name in names], [masks[name] for name in names]
     pairs = zip(below, drawn, strict=True)
     items = [Item(folder / image, mask=folder / mask) for image, mask in pairs]

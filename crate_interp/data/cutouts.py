@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from crate_interp.core.pictures import check_depth, header, loaded, opened, quoted
+from crate_interp.core.pictures import loaded, opened, quoted
 from crate_interp.core.safe_text import plain
 from crate_interp.data.folder_listing import (
     first_folders,
@@ -37,7 +37,7 @@ def cutout_samples(where: str, how: ImageReading) -> Samples:
     smooth colour noise if there is no such folder. An object's label is the first folder on its
     path below DIR; masks have one class. The same seed and files give the same composites.
 
-    Raises ValueError if DIR is not a folder or has no objects, or if a background cannot be read.
+    Raises ValueError if DIR is not a folder or has no objects.
     """
     folder, option = path_and_option(where)
     seed = option or "0"
@@ -48,11 +48,7 @@ def cutout_samples(where: str, how: ImageReading) -> Samples:
         )
     backgrounds = folder / BACKGROUNDS
     behind = names_under(backgrounds)
-    if isdir(backgrounds) and not behind:
-        raise ValueError(f"{quoted(backgrounds)} has no images: put some there, or remove it.")
-    for name in behind:
-        what = f"the image {quoted(backgrounds / name)}"
-        check_depth(header(backgrounds / name, what)[0], what)
+
     files = names_under(folder, (".png", ".webp"))
     files = [name for name in files if not name.startswith(f"{BACKGROUNDS}/")]
     names = [name for name in files if _is_object(folder / name)]
@@ -133,13 +129,10 @@ def paste(
 
     cutout: mode RGBA. It is cropped to its alpha and scaled so that its longer side is a share of
     the background's, drawn between the two numbers of `share`. The mask (mode "L", 0 or 255) is
-    alpha > 127 after scaling. The same state of the generator gives the same picture. Raises
-    ValueError for a cut-out that is transparent everywhere.
+    alpha > 127 after scaling. The same state of the generator gives the same picture.
     """
-    box = cutout.getchannel("A").getbbox()
-    if box is None:
-        raise ValueError("the cut-out is transparent everywhere: there is no object in it.")
-    cutout = cutout.crop(box)
+
+    cutout = cutout.crop(cutout.getchannel("A").getbbox())
     size = background.width
     scale = size * rng.uniform(*share) / max(cutout.size)
     width, height = (max(1, round(side * scale)) for side in cutout.size)

@@ -141,9 +141,8 @@ def folder_samples(where: str, how: ImageReading) -> Samples:
         for item, size in zip(items, sizes[start:stop], strict=True):
             if size_of(item.value) != size:
                 raise ValueError(
-                    f"{quoted(item.value)} has another size than the {size:,} bytes that it had "
-                    "when the folder was listed. Put it back, or start over in another folder or "
-                    "with resume=False (--restart)."
+                    f"{quoted(item.value)} has another size than when the folder was listed: put "
+                    "it back, or start over with resume=False (--restart)."
                 )
         return items
 

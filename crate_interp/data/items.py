@@ -109,14 +109,11 @@ def separated_batch(batch: Item, tokens: bool, number: int) -> Iterator[Item]:
     if not several or (tokens and is_tokens(value)):
         yield batch
         return
-    parts = {"labels": batch.label, "masks": batch.mask}
-    for name, part in parts.items():
-        if part is not None and len(part) != len(value):
-            raise ValueError(
-                f"a batch after {number} samples has {len(value)} samples and {len(part)} {name}."
-            )
+    parts = (batch.label, batch.mask)
+    if any(part is not None and len(part) != len(value) for part in parts):
+        raise ValueError(f"a batch after {number} samples has more or fewer labels than samples.")
     for place, one in enumerate(value):
-        yield Item(one, *(None if part is None else part[place] for part in parts.values()))
+        yield Item(one, *(None if part is None else part[place] for part in parts))
 
 
 def label_of(label: object, where: str) -> Any:
@@ -240,9 +237,8 @@ class MaskReader:
             size = _size_of(item.value, number)
             if mask.mode not in MASK_MODES or mask.size != size:
                 raise ValueError(
-                    f"the mask of sample {number} is {mask.height} x {mask.width} of mode "
-                    f"{mask.mode!r}, but its image is {size[1]} x {size[0]}: give masks of the "
-                    "image's size, with one number per pixel (mode L, P or 1)."
+                    f"the mask of sample {number} is {mask.size} of mode {mask.mode!r}, but its "
+                    f"image is {size}: give one number per pixel (mode L, P or 1)."
                 )
             if is_array(item.value) and torch.as_tensor(item.value).is_floating_point():
                 maps.append(torch.from_numpy(np.array(mask).astype(np.uint8))[None])

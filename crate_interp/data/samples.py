@@ -95,8 +95,6 @@ def part(samples: Samples, start: int, stop: int) -> Samples:
     The part keeps the fingerprint of the whole. Raises ValueError unless start and stop are whole
     numbers, start < stop, and `samples` has all samples between them.
     """
-    if not isinstance(samples, Samples):
-        raise ValueError(f"part takes samples of ci.data.open_data, got {type(samples).__name__}.")
     begin, end = samples.start, samples.start + samples.n
     if not (checks.is_int(start) and checks.is_int(stop) and begin <= start < stop <= end):
         wanted = f"{begin} <= start < stop <= {end}"

@@ -145,17 +145,12 @@ def _source_of(data: str, kind: str) -> tuple[Source, str]:
     source = SOURCES.get(scheme)
     if source and where and (source.table or kind == "images"):
         return source, where
-    what, hint = f"cannot take data from {data!r}", ""
-    if source and where:
-        what = f"{source.form} holds images, but this model reads text"
-    elif os.sep in scheme:
-        what = f"there is no file or folder {pictures.quoted(data)}"
-    else:
-        otherwise = "To give the text itself, write a list: data=[text]." if kind == "text" else ""
-        known = [*SOURCES, *(f"embedded:{name}" for name in tables.EMBEDDED)]
-        hint = checks.did_you_mean(scheme if where else data, known, otherwise)
+    said = "there is no file or folder" if os.sep in scheme else f"cannot take {kind} from"
+    otherwise = "To give the text itself, write a list: data=[text]." if kind == "text" else ""
+    known = [*SOURCES, *(f"embedded:{name}" for name in tables.EMBEDDED)]
+    hint = checks.did_you_mean(scheme if where else data, known, otherwise)
     words = _WORDS[kind] + forms(text=kind == "text")
-    raise ValueError(f"{what}: give {words}. {hint}".rstrip())
+    raise ValueError(f"{said} {pictures.quoted(data)}: give {words}. {hint}".rstrip())
 
 
 def open_data(

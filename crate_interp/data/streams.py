@@ -58,7 +58,7 @@ class Stream:
         """
         if self.limit is None:
             raise ValueError(
-                "the dataset is a stream, but its samples are needed more than once: give limit=n, "
+                "the dataset is a stream, whose samples are needed more than once: give limit=n, "
                 "which keeps the first n samples in memory, or data with a length."
             )
         return self.held(list(self.rows()), 0)
@@ -105,7 +105,7 @@ def image_stream(
         dataset, print_ = _resolved(data, limit)
         columns = columns_of(dataset, masks=preprocess_masks is not None)
         rows, names = columns.undecoded(dataset), columns.names
-        read = lambda: columns.items(_each(rows, "rows"))  # noqa: E731
+        read = lambda: columns.items(rows)  # noqa: E731
     else:
         read, print_ = _items_of(data, _separated, limit)
         names = names_of(data) or names_of(getattr(data, "dataset", None))
@@ -147,7 +147,7 @@ def text_stream(data: Any, window_rows: texts.WindowRows, limit: int | None) -> 
         dataset, print_ = _resolved(data, limit)
         name = text_column(dataset)
         alone = dataset.with_format(None).select_columns([name])
-        read = lambda: windows(row[name] for row in _each(alone, "rows"))  # noqa: E731
+        read = lambda: windows(row[name] for row in alone)  # noqa: E731
     else:
         read, print_ = _items_of(data, items_of, limit)
     return _stream(read, held, print_, limit, "text")
@@ -162,20 +162,6 @@ def _stream(
     if next(stream.rows(), None) is None:
         raise ValueError(f"the data is empty: there is no {what} in the stream.")
     return stream
-
-
-def _each(data: Iterable[Any], what: str) -> Iterator[Any]:
-    """Yields what data gives; raises ValueError if it cannot be read."""
-    count = 0
-    try:
-        for thing in data:
-            yield thing
-            count += 1
-    except Exception as error:  # the code of a dataset is its user's, or of many libraries
-        raise ValueError(
-            f"the stream failed after {count} {what} ({type(error).__name__}: {plain(error, 300)})."
-            " Finished work is kept: the same call with out=DIR continues from there."
-        ) from error
 
 
 def _resolved(dataset: Any, limit: int | None) -> tuple[Any, str]:
@@ -221,8 +207,7 @@ def _items_of(
     def read() -> Iterator[Item]:
         if once and not rest:
             raise ValueError(
-                "the iterator was read to its end or given before, and cannot begin again: give "
-                "something that can, such as a DataLoader or a list of batches."
+                "the iterator cannot begin again: give a DataLoader or a list of batches."
             )
         every = separated(data)
         if once:
@@ -246,7 +231,7 @@ def _items_of(
 def _separated(data: Any, tokens: bool = False) -> Iterator[Item]:
     """Yields the samples of batches one by one."""
     number = 0
-    for place, thing in enumerate(_each(data, "batches")):
+    for place, thing in enumerate(data):
         for item in items.separated_batch(items.item_of(thing, f"batch {place}"), tokens, number):
             label = items.label_of(item.label, f"sample {number}")
             yield Item(_copied(item.value), label, _copied(item.mask))
@@ -298,10 +283,7 @@ class CollatedItems:
         batch = items.item_of(thing, f"sample {number} alone")
         alone = list(items.separated_batch(batch, self.tokens, number))
         if len(alone) != 1:
-            raise ValueError(
-                f"the loader's collate_fn makes {len(alone)} samples of sample {number} alone: "
-                "give loader.dataset, or a collate_fn that gives one."
-            )
+            raise ValueError(f"the collate_fn makes {len(alone)} samples of one: give the dataset.")
         return alone[0]
 
 

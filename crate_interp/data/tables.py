@@ -209,9 +209,8 @@ def _bytes(cell: Mapping[str, Any] | None, what: str) -> bytes:
         raise Undecodable(f"{what} is missing: the column holds None.")
     if cell["bytes"] is None:
         raise ValueError(
-            f"{what} is the name of a file, {quoted(cell['path'])}, without its bytes: no file "
-            'that a table names is opened. Give "imagefolder:DIR" with the folder of the files. '
-            f"If you trust the table, first put the files into it: {EMBED}"
+            f"{what} is the name of a file, {quoted(cell['path'])}, which is not opened: give "
+            f'"imagefolder:DIR". If you trust the table, first put the files into it: {EMBED}'
         )
     return cell["bytes"]
 
@@ -219,12 +218,7 @@ def _bytes(cell: Mapping[str, Any] | None, what: str) -> bytes:
 def _decoded(cell: Mapping[str, Any] | None, what: str, mode: str | None) -> Image.Image:
     image = decoded(_bytes(cell, what), what)
     # Pillow would cut 16 bits down to 8; the model's preprocess says what happens to them
-    if mode in (None, image.mode) or image.mode in SIXTEEN_BITS:
-        return image
-    try:
-        return image.convert(mode)
-    except ValueError as error:
-        raise Undecodable(f"{what} cannot become mode {plain(mode)}: {plain(error)}") from None
+    return image if mode is None or image.mode in SIXTEEN_BITS else image.convert(mode)
 
 
 def text_column(table: Table) -> str:

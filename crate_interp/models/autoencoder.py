@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
+from crate_interp.core import checks
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.compat.torch_compile import readable
 from crate_interp.models.hooked import HookedModel, check_finite, layer_range, own_config
@@ -39,37 +40,23 @@ class Reconstruction:
 
 @dataclass(frozen=True)
 class DecoderView:
-    """The decoder of a masked autoencoder as a model of its own: `cache.decoder.model`."""
+    """The decoder of a masked autoencoder as a model of its own: `cache.decoder.model`.
 
-    model: "HookedCrateMAE"
+    cfg: its numbers of layers and heads are the decoder's. whole: the masked autoencoder.
+    """
+
+    whole: "HookedCrateMAE"
+    cfg: CrateConfig
+    blocks: nn.ModuleList
+    ln_final: HookedLayerNorm
     unit: str = "images"
     has_cls: bool = True
     has_logits: bool = False
     towers: tuple[str, ...] = ()
 
-    @property
-    def whole(self) -> "HookedCrateMAE":
-        """The masked autoencoder."""
-        return self.model
-
-    @property
-    def cfg(self) -> CrateConfig:
-        """The config, whose numbers of layers and heads are the decoder's."""
-        return self.model.decoder_cfg
-
-    @property
-    def blocks(self) -> nn.ModuleList:
-        """The layers of the decoder."""
-        return self.model.decoder_blocks
-
-    @property
-    def ln_final(self) -> HookedLayerNorm:
-        """The norm after the last layer of the decoder."""
-        return self.model.decoder_norm
-
     def check_point(self, name: str) -> None:
         """Raises KeyError if the decoder has no such hook point, or if the point cannot fire."""
-        self.model.check_point(f"decoder_{name}")
+        self.whole.check_point(f"decoder_{name}")
 
 
 class CrateDecoderBlock(nn.Module):
@@ -261,7 +248,8 @@ class HookedCrateMAE(ImageMixin, HookedModel):
         """
         names = [name for name in cache if name.startswith("decoder_blocks.")]
         kept = {name.removeprefix("decoder_"): cache[name] for name in names}
-        return CrateCache(kept, DecoderView(self), cache.has_batch_dim, mark=cache.mark)
+        view = DecoderView(self, self.decoder_cfg, self.decoder_blocks, self.decoder_norm)
+        return CrateCache(kept, view, cache.has_batch_dim, mark=cache.mark)
 
 
 def random_mask(
@@ -273,11 +261,10 @@ def random_mask(
     shape = (images.shape[0], n_patches)
     if noise is None:
         noise = torch.rand(shape, device=images.device)
-    right = isinstance(noise, Tensor) and tuple(noise.shape) == shape
+    right = isinstance(noise, Tensor) and noise.shape == shape
     if not right or (readable(noise) and not bool(noise.isfinite().all())):
-        got = f"shape {list(noise.shape)}" if isinstance(noise, Tensor) else f"{noise!r}"
         wanted = f"finite numbers of shape {list(shape)} (batch, patch), or mask_ratio"
-        raise ValueError(f"noise is {got}: give {wanted}.")
+        raise ValueError(f"noise={checks.shown(noise)}: give {wanted}.")
     ranks: Int[Tensor, "batch patch"] = noise.argsort(dim=1).argsort(dim=1)
     return (ranks >= int(n_patches * (1 - mask_ratio))).to(images.dtype)
 

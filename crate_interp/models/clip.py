@@ -94,22 +94,16 @@ class HookedTextTower(TextMixin, hooked.HookedModel):
     ) -> tuple[Int[Tensor, "batch pos"], None]:
         """Returns the ids of [CLS] and the wordpieces, cut to n_ctx and padded with zeros.
 
-        There is no [SEP], as in the JAX training code. Raises ValueError for padding on
-        the left, and for `truncate=False`.
+        There is no [SEP], as in the JAX training code.
         """
-        if padding_side == "left" or not truncate:
-            raise ValueError("this tower cuts and pads texts: no padding_side, no truncate.")
+
         texts = [input] if isinstance(input, str) else list(input)
         rows = [self._encode(one, prepend_bos)[: self.cfg.n_ctx] for one in texts]
         padded = [row + [0] * (self.cfg.n_ctx - len(row)) for row in rows]
         return torch.tensor(padded, dtype=torch.long), None
 
-    def windows(self, texts: Iterable[str]) -> Int[Tensor, "text n_ctx"]:
-        """Returns each text as one sample of n_ctx tokens, as `to_tokens` does."""
-        return self.to_tokens(list(texts))
-
     def window_rows(self, texts: Iterable[str]) -> Iterator[list[int]]:
-        """Yields the rows of `windows` one by one, as the texts are read."""
+        """Yields each text as one row of n_ctx tokens, as `to_tokens` gives it."""
         for text in texts:
             yield self.to_tokens([text], move_to_device=False)[0].tolist()
 

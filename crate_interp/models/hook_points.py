@@ -237,16 +237,11 @@ class PointsMixin:
     def _switch(self, name: str, on: bool, excludes: str | None = None) -> None:
         kind = self.cfg.facts["attention"]
         if on and excludes and kind in PATTERNLESS:
-            raise ValueError(
-                f"{name}: family {self.cfg.family!r} has no queries, keys and values to give "
-                "inputs of their own. Hook attn.hook_u instead."
-            )
+            raise ValueError(f"{name}: family {self.cfg.family!r} has one input: hook attn.hook_u.")
         if on and name == "use_hook_mlp_in":
             check_atoms(self.cfg, name)
         if on and excludes and getattr(self.cfg, excludes):
-            raise ValueError(
-                f"{name} and {excludes} are mutually exclusive: call model.set_{excludes}(False)."
-            )
+            raise ValueError(f"{name} excludes {excludes}: call model.set_{excludes}(False).")
         for cfg in self.runtime_configs():
             set_runtime(cfg, **{name: on})
 

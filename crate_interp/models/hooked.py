@@ -20,7 +20,7 @@ from crate_interp.core import checks
 from crate_interp.models import hook_points
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.compat import hook_aliases, torch_compile
-from crate_interp.models.gradients import check_backward
+from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hook_points import Hooks, NamesFilter, Selector
 from crate_interp.models.saving import SharedModel
 from crate_interp.models.weight_cache import weight_mark
@@ -191,7 +191,7 @@ class HookedModel(WeightsMixin, hook_points.PointsMixin, torch_compile.CompiledM
         if isinstance(kwargs.get("device"), str):  # TransformerLens' code needs a torch.device
             kwargs["device"] = torch.device(kwargs["device"])
         if kwargs.get("incl_bwd"):
-            check_backward(self, kwargs.get("stop_at_layer"))
+            check_gradients("incl_bwd=True", self)
         out, cache = super().run_with_cache(*args, remove_batch_dim=remove_batch_dim, **kwargs)
         named: Any = cache
         named.mark = weight_mark(self)

@@ -45,16 +45,14 @@ class ImageMixin:
         size, patch = shape[2:], cfg.patch_size
         if size != cfg.image_size and not self._allows_other_sizes():
             raise ValueError(
-                f"images are {size[0]} x {size[1]}, but the model was built for "
-                f"{cfg.image_size[0]} x {cfg.image_size[1]}: resize them with model.preprocess. If "
-                f"it was trained on such images, load it with image_size={size}; if it may "
-                "resample its positions, with interpolate_pos=True."
+                f"images are {size}, but the model was built for {cfg.image_size}: resize them "
+                f"with model.preprocess, or load it with image_size={size} if it was trained on "
+                "such images, or with interpolate_pos=True to resample its positions."
             )
         if any(side % step or side < step for side, step in zip(size, patch, strict=True)):
-            above = tuple(side + -side % step for side, step in zip(size, patch, strict=True))
             raise ValueError(
-                f"images are {size[0]} x {size[1]}: both sides must be multiples of the patch "
-                f"{patch}. Pad the images to {above}: model(model.pad(images))."
+                f"images are {size}: both sides must be multiples of the patch {patch}. Pad them: "
+                "model(model.pad(images))."
             )
         return self._check_dtype(images)
 
@@ -124,28 +122,17 @@ class ImageMixin:
     def pad(
         self, images: Shaped[Tensor, "... height width"]
     ) -> Shaped[Tensor, "... padded_height padded_width"]:
-        """Returns images padded by `pad_to_patch`, with this model's patch size."""
-        return pad_to_patch(images, self.cfg.patch_size)
+        """Returns images or masks, padded so that their sides are multiples of the patch.
 
-
-def pad_to_patch(
-    images: Shaped[Tensor, "... height width"], patch_size: int | tuple[int, int]
-) -> Shaped[Tensor, "... padded_height padded_width"]:
-    """Returns images or masks, padded so that their sides are multiples of the patch.
-
-    The last row and column are repeated below and at the right. Any dtype is accepted, and images
-    that already fit are returned unchanged. The model's maps mean nothing at the added pixels: cut
-    the maps back to the old height and width. Raises ValueError for images without pixels.
-    """
-    height, width = images.shape[-2:]
-    if 0 in (height, width):
-        raise ValueError(f"images are {height} x {width}: they have no pixels to repeat.")
-    patch = checks.size("patch_size", patch_size)
-    above = [side + -side % step for side, step in zip((height, width), patch, strict=True)]
-    if above == [height, width]:
-        return images
-    rows, columns = (
-        torch.arange(wanted, device=images.device).clamp(max=side - 1)
-        for wanted, side in zip(above, (height, width), strict=True)
-    )
-    return images[..., rows, :][..., columns]
+        The last row and column are repeated below and at the right. Any dtype is accepted, and
+        images that already fit are returned unchanged. The model's maps mean nothing at the added
+        pixels: cut the maps back to the old height and width.
+        """
+        sides = images.shape[-2:]
+        rows, columns = (
+            torch.arange(side + -side % step, device=images.device).clamp(max=side - 1)
+            for side, step in zip(sides, self.cfg.patch_size, strict=True)
+        )
+        if (len(rows), len(columns)) == tuple(sides):
+            return images
+        return images[..., rows, :][..., columns]

@@ -259,15 +259,19 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
             raise ValueError("start_at_layer takes the stream of floats [batch, pos, d_model].")
         if return_type in ("loss", "both") or labels is not None:
             raise ValueError(f"a loss needs tokens, but start_at_layer={start} takes a stream.")
-        later = self.x0_lambdas[start + 1 :] if self.cfg.rotary else None
-        if later is not None and torch_compile.readable(later) and bool(later.any()):
-            raise ValueError(
-                f"start_at_layer={start}: later layers add the embedding x0 (x0_lambdas), "
-                "which a stream does not hold."
-            )
+        self.check_start(start)
         hooked.check_stream(self, z)
         if check:
             hooked.check_finite(z)
+
+    def check_start(self, layer: int) -> None:
+        """Raises ValueError if a stream lacks what the layers from `layer` on read besides it."""
+        later = self.x0_lambdas[layer + 1 :] if self.cfg.rotary else None
+        if later is not None and torch_compile.readable(later) and bool(later.any()):
+            raise ValueError(
+                f"start_at_layer={layer}: later layers add the embedding x0 (x0_lambdas), "
+                "which a stream does not hold."
+            )
 
     lens_positions = None  # `cache.logit_lens()` reads every token
 

@@ -95,9 +95,7 @@ def _sequence(images: OneOrMore, kind: str = "image") -> list[Picture]:
 def _fit(cfg: CrateConfig, image: Image.Image, what: str = "an image") -> Image.Image:
     """Returns the picture in the model's number of channels, resized and cropped."""
     if cfg.channels not in _MODES:
-        raise ValueError(
-            f"the model takes {cfg.channels} channels, but pictures have 1 or 3: give floats."
-        )
+        raise ValueError(f"pictures have 1 or 3 channels, not {cfg.channels}: give floats.")
     convert = _sixteen_bits if image.mode in SIXTEEN_BITS else _to_mode
     resample = Image.Resampling[cfg.interpolation.upper()]
     return _resize_and_crop(cfg, convert(cfg, image, what), resample, what)
@@ -121,10 +119,8 @@ def _resize_and_crop(
     if cfg.crop is not None:
         height, width = cfg.crop if isinstance(cfg.crop, tuple) else (cfg.crop, cfg.crop)
         if width > image.width or height > image.height:
-            raise ValueError(
-                f"crop={cfg.crop} is larger than {what}, which is {image.height} x {image.width} "
-                f"after resize={cfg.resize}: give a larger resize, or a smaller crop."
-            )
+            now = f"{image.height} x {image.width} after resize={cfg.resize}"
+            raise ValueError(f"crop={cfg.crop} is larger than {what}, which is {now}.")
         # half pixels are rounded to even numbers, as torchvision does
         left, top = round((image.width - width) / 2), round((image.height - height) / 2)
         image = image.crop((left, top, left + width, top + height))
@@ -214,9 +210,7 @@ def _stack(images: list[Tensor], kind: str = "image") -> Tensor:
     sizes = {(image.shape[-2], image.shape[-1]) for image in images}
     if len(sizes) > 1:
         shown = ", ".join(f"{height} x {width}" for height, width in sorted(sizes)[:4])
-        raise ValueError(
-            f"the {kind}s differ in size ({shown}): load the model with crop=..., or resize=(h, w)."
-        )
+        raise ValueError(f"the {kind}s differ in size ({shown}): give crop=..., or resize=(h, w).")
     return torch.stack(images)
 
 

@@ -164,12 +164,7 @@ class SharedModel(ModelHubMixin):
     def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
         cls,
         pretrained_model_name_or_path: str | Path,
-        *,
-        revision: str | None = None,
-        cache_dir: str | Path | None = None,
-        local_files_only: bool = False,
-        token: str | bool | None = None,
-        **model_kwargs: Any,
+        **options: Any,
     ) -> Any:
         """Loads a model with `ci.load` and the same arguments.
 
@@ -177,14 +172,8 @@ class SharedModel(ModelHubMixin):
         """
         from crate_interp.checkpoints.load import load
 
-        model = load(
-            pretrained_model_name_or_path, revision=revision, cache_dir=cache_dir,
-            local_files_only=local_files_only, token=token, **model_kwargs,
-        )  # fmt: skip
+        model = load(pretrained_model_name_or_path, **options)
         if not isinstance(model, cls):
             kind = type(model).__name__
-            raise ValueError(
-                f"{pretrained_model_name_or_path} holds a {kind}, not a {cls.__name__}: use "
-                f"{kind}.from_pretrained, or ci.load, which loads any model."
-            )
+            raise ValueError(f"this is a {kind}, not a {cls.__name__}: use {kind}.from_pretrained.")
         return model

@@ -117,10 +117,8 @@ class WeightsMixin:
             ids = torch.tensor(torch.nan)
         whole = not ids.is_floating_point() and not ids.is_complex() and ids.dtype != torch.bool
         if not whole or not ids.numel() or bool(((ids < 0) | (ids >= count)).any()):
-            raise ValueError(
-                f"{name}={checks.shown(answers)}: give a number from 0 to {count - 1}, a name, a "
-                "list of these, or a tensor of numbers."
-            )
+            ways = f"a number from 0 to {count - 1}, a name, or a list of these"
+            raise ValueError(f"{name}={checks.shown(answers)}: give {ways}.")
         return ids.long()
 
     def accumulated_bias(

@@ -10,9 +10,8 @@ from crate_interp.core.errors import CheckpointError
 
 LAYOUTS: tuple[Layout, ...] = (
     images.CRATE, images.DEMO_21K, images.ALPHA, images.ALPHA_VANILLA, images.ALPHA_JAX,
-    images.MAE, language.OVERCOMPLETE, language.VANILLA, language.GPT, language.GPT_BIASED,
-    language.NANOCHAT, images.CLIPA, stems.TOST, language.TOST, language.TOST_BIASED, stems.CRATE,
-    stems.TOST_ISTA, stems.CBT,
+    images.MAE, language.OVERCOMPLETE, language.VANILLA, language.GPT, language.NANOCHAT,
+    images.CLIPA, stems.TOST, language.TOST, stems.CRATE, stems.TOST_ISTA, stems.CBT,
 )  # fmt: skip
 
 

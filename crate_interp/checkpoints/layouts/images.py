@@ -224,7 +224,7 @@ def _the_one_projection(weight: Tensor) -> Tensor:
     """
     query, *others = weight.chunk(3)
     if not all(torch.equal(query, other) for other in others):
-        raise CheckpointError("holds different projections for query, key and value.")
+        raise CheckpointError("in_proj_weight: query, key and value are different projections.")
     return query
 
 

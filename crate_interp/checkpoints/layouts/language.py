@@ -19,12 +19,12 @@ _CRATE_BLOCK = {
     "ista.weight": "mlp.D",
 }
 _GPT_BLOCK = {
-    "ln_1": "ln1",
-    "attn.c_attn": "attn.qkv_proj",
-    "attn.c_proj": "attn.out_proj",
-    "ln_2": "ln2",
-    "mlp.c_fc": "mlp.fc_in",
-    "mlp.c_proj": "mlp.fc_out",
+    "ln_1.*": "ln1.*",
+    "attn.c_attn.*": "attn.qkv_proj.*",
+    "attn.c_proj.*": "attn.out_proj.*",
+    "ln_2.*": "ln2.*",
+    "mlp.c_fc.*": "mlp.fc_in.*",
+    "mlp.c_proj.*": "mlp.fc_out.*",
 }
 
 
@@ -59,14 +59,12 @@ VANILLA = replace(  # crate.py: a square dictionary, no final norm
     views={},
 )
 
-GPT = replace(  # gpt.py with bias=False
+GPT = replace(  # gpt.py; with bias=False it has no bias
     VANILLA,
     family="gpt-baseline",
     markers=("transformer.wpe.weight", "transformer.h.0.mlp.c_fc.weight"),
-    top=_TOP | {"transformer.ln_f.weight": "ln_final.weight"},
-    stacks=(
-        Stack(_LAYER, {f"{key}.weight": f"{name}.weight" for key, name in _GPT_BLOCK.items()}),
-    ),
+    top=OVERCOMPLETE.top,
+    stacks=(Stack(_LAYER, _GPT_BLOCK),),
     sizes=_TABLES
     # all heads' queries, keys and values are one map
     | {_FIRST + "attn.c_attn.weight": ("3 inner", None)}
@@ -74,13 +72,6 @@ GPT = replace(  # gpt.py with bias=False
     infer=lambda shapes, given: {"bias": _FIRST + "ln_1.bias" in shapes},
     config_switches=("bias",),  # the CRATE classes ignore this switch
     defaults={"tokenizer": "gpt2"},
-)
-
-GPT_BIASED = replace(  # gpt.py with bias=True
-    GPT,
-    markers=(*GPT.markers, "transformer.h.0.ln_1.bias"),
-    top=OVERCOMPLETE.top,
-    stacks=(Stack(_LAYER, {f"{key}.*": f"{name}.*" for key, name in _GPT_BLOCK.items()}),),
 )
 
 
@@ -133,17 +124,7 @@ NANOCHAT = Layout(
     views={r"D_enc\.weight": ((2,), lambda weight: weight.mT)},  # ours is [d_model, d_mlp]
 )  # fmt: skip
 
-# as in a plain transformer, but one map makes the codes
-_TOST_LAYER = _GPT_BLOCK | {"attn.c_attn": "attn.u_proj"}
-_OWN = {
-    "gamma1": "attn.gamma",
-    "gamma2": "mlp.gamma",
-    "attn.temp": "attn.temp",
-    "attn.denom_bias": "attn.denom_bias",
-}
-
-
-TOST = replace(  # model_TSSA.py with bias=False
+TOST = replace(  # model_TSSA.py
     GPT,
     family="tost-lm",
     markers=(
@@ -153,22 +134,18 @@ TOST = replace(  # model_TSSA.py with bias=False
     ),
     stacks=(
         Stack(
-            "transformer.h.{l}.",
-            _OWN | {f"{key}.weight": f"{name}.weight" for key, name in _TOST_LAYER.items()},
+            _LAYER,
+            # as in a plain transformer, but one map makes the codes
+            _GPT_BLOCK
+            | {
+                "attn.c_attn.*": "attn.u_proj.*",
+                "gamma1": "attn.gamma",
+                "gamma2": "mlp.gamma",
+                "attn.temp": "attn.temp",
+                "attn.denom_bias": "attn.denom_bias",
+            },
         ),
     ),
     sizes=GPT.sizes | {"transformer.h.0.attn.c_attn.weight": ("inner", None)},
     followed={"TSSA": True},
-)
-
-TOST_BIASED = replace(  # model_TSSA.py with bias=True
-    TOST,
-    markers=(*TOST.markers, "transformer.h.0.ln_1.bias"),
-    top=OVERCOMPLETE.top,
-    stacks=(
-        Stack(
-            "transformer.h.{l}.",
-            _OWN | {f"{key}.*": f"{name}.*" for key, name in _TOST_LAYER.items()},
-        ),
-    ),
 )

@@ -187,10 +187,7 @@ class Layout:
                 continue
             for end, (axes, view) in self.views.items():
                 if value.ndim in axes and re.search(end + "$", key):
-                    try:
-                        value = view(value)
-                    except CheckpointError as error:
-                        raise CheckpointError(f"{key} {error}") from None
+                    value = view(value)
                     break
             kept[key] = value
         return kept

@@ -108,24 +108,17 @@ CRATE = Layout(
     family="crate",
     markers=(_STEM + "proj.0.0.weight", _FIRST + "0.fn.qkv.weight"),
     top=TOP | stem(_STEM),
-    stacks=(Stack(LAYER, _BLOCK | {"0.fn.qkv.weight": "attn.u_proj.weight"}),),
+    stacks=(
+        # temp is of ToST alone
+        Stack(LAYER, _BLOCK | {"0.fn.qkv.weight": "attn.u_proj.weight", "0.fn.temp": "attn.temp"}),
+    ),
     sizes=_sizes("qkv"),
     positions=("pos_embedding", 3),
     infer=lambda shapes, given: stem_sizes(shapes, _STEM),
     defaults={"stem": "conv"},
 )
 
-TOST_ISTA = replace(
-    CRATE,
-    family="tost-ista",
-    markers=(*CRATE.markers, _FIRST + "0.fn.temp"),
-    stacks=(
-        Stack(
-            LAYER,
-            _BLOCK | {"0.fn.qkv.weight": "attn.u_proj.weight", "0.fn.temp": "attn.temp"},
-        ),
-    ),
-)
+TOST_ISTA = replace(CRATE, family="tost-ista", markers=(*CRATE.markers, _FIRST + "0.fn.temp"))
 
 CBT = replace(
     CRATE,

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from crate_interp.config import CrateConfig
 from crate_interp.models.compat.torch_compile import readable
@@ -208,8 +209,7 @@ def padding_of(
         if not bool(((mask == 0) | (mask == 1)).all()):
             raise ValueError("attention_mask: give 1 for real tokens and 0 for padding.")
         if not bool(real.any(dim=1).all()):
-            row = int(real.any(dim=1).logical_not().nonzero()[0])
-            raise ValueError(f"attention_mask hides every token of row {row}: leave the row out.")
+            raise ValueError("attention_mask hides every token of a row: leave the row out.")
         known = torch.ones_like(real[:, :length]) if before is None else before
         if not torch.equal(real[:, :length], known):
             raise ValueError(
@@ -236,13 +236,10 @@ def check_side(side: str | None) -> None:
 
 def padded(rows: list[list[int]], pad: int, side: Literal["left", "right"]) -> tuple[Ids, Mask]:
     """Returns rows of token ids as one padded tensor, and which tokens are real."""
-    longest = max(map(len, rows))
-    tokens = torch.full((len(rows), longest), pad, dtype=torch.long)
-    real = torch.zeros(len(rows), longest, dtype=torch.bool)
-    for row, ids in enumerate(rows):
-        place = slice(longest - len(ids), None) if side == "left" else slice(len(ids))
-        tokens[row, place], real[row, place] = torch.tensor(ids), True
-    return tokens, real
+    ids = [torch.tensor(row) for row in rows]
+    tokens = pad_sequence(ids, batch_first=True, padding_value=pad, padding_side=side)
+    ones = [torch.ones(len(row), dtype=torch.bool) for row in rows]
+    return tokens, pad_sequence(ones, batch_first=True, padding_side=side)
 
 
 def mask_from_pads(tokens: Ids, pad: int, side: str, separator: int | None) -> Ids:

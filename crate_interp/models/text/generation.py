@@ -50,7 +50,8 @@ class Options:
             return logits.argmax(dim=-1)
         from transformers import TopKLogitsWarper, TopPLogitsWarper  # slow to import
 
-        logits, ids = logits.float() / self.temperature, torch.empty(0, dtype=torch.long)
+        logits = logits.float() / self.temperature
+        ids: Any = None  # which neither reads
         if self.top_k is not None:
             logits = TopKLogitsWarper(self.top_k)(ids, logits)
         if self.top_p is not None:
@@ -156,10 +157,8 @@ def _started(
     tokens, real = tokens.to(model.cfg.device), real if mask is None else mask
     if real is not None:
         if real.shape != tokens.shape:
-            raise ValueError(
-                f"attention_mask has shape {list(real.shape)}: give {list(tokens.shape)}, a number "
-                "per token of the prompt."
-            )
+            shapes = f"{list(real.shape)}: give {list(tokens.shape)}"
+            raise ValueError(f"attention_mask has shape {shapes}, a number for each token.")
         real = real.to(tokens.device).bool()
         if not bool(real[:, -1].all()):
             raise ValueError("a row of the prompt ends in padding: pad on the left.")
@@ -204,15 +203,10 @@ def _steps(
 def _ends(model: TextMixin, eos_token_id: int | Sequence[int] | None) -> tuple[int, ...]:
     """Returns the tokens that end a text: the caller's, or the tokenizer's."""
     if eos_token_id is None:
-        reason = "the model has no tokenizer that names one."
-        try:
-            eos_token_id = getattr(model.tokenizer, "eos_token_id", None)
-        except errors.CheckpointError as error:
-            reason = str(error)
+        eos_token_id = getattr(model.tokenizer, "eos_token_id", None)
         if eos_token_id is None:
             raise errors.TextError(
-                "stop_at_eos=True needs an end: give eos_token_id=..., or stop_at_eos=False. "
-                f"{reason}"
+                "stop_at_eos=True needs an end: give eos_token_id=..., or stop_at_eos=False."
             )
     ids: Any = eos_token_id if isinstance(eos_token_id, (list, tuple)) else [eos_token_id]
     return tuple(checks.count("eos_token_id", index, least=0) for index in ids)

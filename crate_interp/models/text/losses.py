@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from crate_interp.core import checks
 from crate_interp.models.compat.torch_compile import readable
 
 IGNORED = -100  # the label of a token that losses ignore, as in torch and transformers
@@ -61,15 +62,11 @@ def check_labels(
     tensor = isinstance(labels, Tensor)
     whole = tensor and not labels.is_floating_point() and labels.dtype != torch.bool
     if not whole or labels.shape != shape:
-        kind = f"{labels.dtype} of shape {list(labels.shape)}" if tensor else type(labels).__name__
         raise ValueError(
-            f"labels are {kind}: give a tensor of whole numbers of shape {list(shape)}, {what} "
-            "or -100, not shifted."
+            f"labels={checks.shown(labels)}: give a tensor of whole numbers of shape "
+            f"{list(shape)}, {what} or -100, not shifted."
         )
     numbers = labels[labels != IGNORED] if readable(labels) else labels[:0]
-    if numbers.numel() and (int(numbers.min()) < 0 or int(numbers.max()) >= count):
-        raise ValueError(
-            f"labels range from {int(numbers.min())} to {int(numbers.max())}, but the model's "
-            f"{what} range from 0 to {count - 1}. Give -100 for a label to ignore."
-        )
+    if bool(((numbers < 0) | (numbers >= count)).any()):
+        raise ValueError(f"labels are {what} from 0 to {count - 1}, or -100 for one to ignore.")
     return labels.to(device, torch.long)
