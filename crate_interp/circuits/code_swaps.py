@@ -22,17 +22,11 @@ from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hook_points import check_atoms
 from crate_interp.models.hooked import HookedModel
+from crate_interp.questions import edited_runs
 from crate_interp.questions.answers import check_logits
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk, Reading, check_one_length
-from crate_interp.questions.edited_runs import (
-    after_layer,
-    every_entry,
-    from_layer,
-    joined,
-    pieces,
-    with_gradients,
-)
+from crate_interp.questions.edited_runs import every_entry, joined, pieces
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables, copies
 from crate_interp.questions.untrained_twins import SAMPLES, stacked, twin
 from crate_interp.results.result import by
@@ -269,7 +263,7 @@ def _of_pairs(
     names, layers = [full_name(point, layer) for layer in range(cfg.n_layers)], range(cfg.n_layers)
     notes = [(full_name("hook_resid_pre", layer), note) for layer in layers]
     with torch.enable_grad():
-        logits, codes = with_gradients(model, known, names, notes)
+        logits, codes = edited_runs.with_gradients(model, known, names, notes)
         gap = _gap(logits[:n], classes)
         gradients = torch.autograd.grad(gap.sum(), [*codes.values()])
     gap, moved = gap.detach(), []
@@ -281,10 +275,10 @@ def _of_pairs(
             for axes in chunk.once["bases"][layer].values():
                 for value in swaps(code[:n], code[donors], down, axes, counts):
                     if point == _STREAM:
-                        logits = after_layer(model, layer, value, inputs)
+                        logits = edited_runs.after_layer(model, layer, value, inputs)
                     else:
                         put = (name, lambda acts, hook, value=value: value)
-                        logits = from_layer(model, layer, streams[layer], inputs, [put])
+                        logits = edited_runs.from_layer(model, layer, streams[layer], inputs, [put])
                     moved.append((gap - _gap(logits, classes)).cpu().numpy())
     gaps = {"gap": gap.cpu().numpy(), "donor_gap": donor_gap.cpu().numpy()}
     basis = [*chunk.once["bases"][0]]
