@@ -43,16 +43,9 @@ from crate_interp.questions.batches import Batch, Chunk, last_point
 from crate_interp.questions.edited_runs import every_entry, joined, with_gradients
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.questions.provenance import digest_of_labels
+from crate_interp.surgeries import steps as surgical
 from crate_interp.surgeries.result import ALL, SurgeryResult
-from crate_interp.surgeries.steps import (
-    Replacement,
-    Step,
-    any_step,
-    check_mix,
-    check_step,
-    replacement_hooks,
-    visible_tokens,
-)
+from crate_interp.surgeries.steps import Replacement, Step
 
 _POINTS = {"hook_attn_out": 0, "mlp.hook_post": 1}  # each point's part of the seed
 DEFAULT: tuple[Replacement, ...] = ("gradient", "neumann", "plus", "minus", 4, "solution")
@@ -119,7 +112,7 @@ class Surgery(Question):
         steps = _steps(model, self.replacements)
         if not isinstance(self.mixes, (list, tuple)):
             raise ValueError(f"mixes={self.mixes!r}: give a list of numbers in [0, 1].")
-        numbers["mixes"] = sorted({check_mix(mix) for mix in self.mixes})
+        numbers["mixes"] = sorted({surgical.check_mix(mix) for mix in self.mixes})
         numbers["directions"] = checks.count("directions", self.directions, least=2)
         numbers["loss"] = true_loss(model, samples, self.labels)
         names = [step.name for step in steps]
@@ -139,12 +132,11 @@ def _steps(model: HookedModel, replacements: Sequence[Replacement] | None) -> li
     chosen, blocks = DEFAULT if replacements is None else replacements, range(len(model.blocks))
     if not isinstance(chosen, (list, tuple)) or not chosen:
         raise ValueError(f"replacements={replacements!r}: give a list such as ['gradient', 4].")
-    steps = [*{step.name: step for step in map(any_step, chosen)}.values()]
+    steps = [*{step.name: step for step in map(surgical.any_step, chosen)}.values()]
     fit = [step for step in steps if not any(step.lacking(block) for block in model.blocks)]  # pyright: ignore
     if replacements is None and fit:
         return fit
-    for step in steps:
-        check_step(model, step, blocks)
+    surgical.check_steps(model, steps, blocks)
     return steps
 
 
@@ -222,11 +214,9 @@ def _of_batch(
         total: list[Tensor] = []
         for layer in layers:
             place, name = {"replacement": step.name, "layer": layer}, full_name(step.point, layer)
-            own, gradient, block = acts[name], gradients[name], model.blocks[layer]
+            own, gradient = acts[name], gradients[name]
             read = {point: acts[full_name(point, layer)] for point in (step.point, *step.reads)}
-            visible = visible_tokens(model, layer, own.shape[1])
-            with torch.no_grad():
-                new = step.make(cast(Any, block), read, visible, question.eps).to(own)
+            new = surgical.taken(model, step, layer, read, question.eps)
             _check(new, f"{step.name!r} in layer {layer}, {where}")
             products = [gradient.double() * part.double() for part in (new - own, new)]
             total.append(torch.stack([product.sum(dim=(1, 2)) for product in products]))
@@ -243,7 +233,9 @@ def _of_batch(
         together = sum(random[step.name, layer] for layer in layers)
         random[step.name, ALL] = torch.as_tensor(together)
         for mix in question.mixes:
-            add_answers(place, mix, replacement_hooks(model, [step], layers, mix, question.eps))
+            add_answers(
+                place, mix, surgical.replacement_hooks(model, [step], layers, mix, question.eps)
+            )
 
 
 def _check(values: Tensor, what: str) -> None:

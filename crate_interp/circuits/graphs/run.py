@@ -267,7 +267,7 @@ def _nodes_and_edges(cut: CutPass, chosen: Graph) -> tuple[pd.DataFrame, pd.Data
         else:
             value = float(case.codes[layer][pos, atom]) if layer >= 0 else np.nan
             attribution = float(case.attribution(layer)[pos, max(atom, 0)])
-            numbers = (atom, value, attribution, float(chosen.influence[number]))
+            numbers = (atom, value, attribution, float(chosen.kept.influence[number]))
         nodes.append((names[number], layer, pos, *numbers))
         if layer >= 0 and rest:
             edges.append((node_name(layer, -1, result.BIAS), names[number], rest, SKIP))
