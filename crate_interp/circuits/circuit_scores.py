@@ -124,10 +124,7 @@ def evaluate(
     kept = _runs(model, inputs, inputs if reference is None else reference, metric, ablation)
     whole, none = (float(kept(one).mean()) for one in (frozenset(every), frozenset()))
     if abs(whole - none) <= 1e-9 * max(abs(whole), abs(none), 1e-30):
-        raise ValueError(
-            f"the metric is {whole:.4g} with all heads and with none, so it does not depend on any "
-            "head: give another metric or other inputs."
-        )
+        raise ValueError(f"the metric is always {whole:.4g}: it does not depend on any head.")
     draws = np.random.default_rng(seed)
     places = [draws.permutation(len(every))[: len(own)] for _ in range(random)]
     drawn = [frozenset(every[place] for place in chosen) for chosen in places]
@@ -152,10 +149,8 @@ def _runs(
     """Returns a function from heads to the metric with all others ablated, run once for each."""
     shapes = [list(getattr(one, "shape", [])) for one in (inputs, source)]
     if not shapes[0] or shapes[0][1:] != shapes[1][1:] or ablation == "mean" and shapes[1][0] < 2:
-        raise ValueError(
-            f"inputs and reference have the shapes {shapes[0]} and {shapes[1]}: give samples of "
-            "one shape, at least two for a mean, or ablation='zero'."
-        )
+        got = f"inputs and reference have the shapes {shapes[0]} and {shapes[1]}"
+        raise ValueError(f"{got}: give samples of one shape, at least two for a mean.")
     names = [full_name("attn.hook_z", layer) for layer in range(model.cfg.n_layers)]
     known: dict[Heads, np.ndarray] = {}
     with torch.no_grad():

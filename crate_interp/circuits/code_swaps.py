@@ -90,10 +90,10 @@ def concentration(
         The shares that k nodes carry in each layer and basis, and their contrasts.
 
     Raises:
-        ValueError: Before work starts, for a model without logits, for fewer than two samples, for
-            an unknown point, for a k that is no list of numbers of at least 1, for fewer than 2
-            rotations, and under torch.inference_mode(), because it needs gradients; before the
-            first swap, if the model gives all samples the same answer.
+        ValueError: Before work starts, for a model without logits, for an unknown point, for a k
+            that is no list of numbers of at least 1, for fewer than 2 rotations, and under
+            torch.inference_mode(), because it needs gradients; before the first swap, if the
+            model gives all samples the same answer.
     """
     question = Concentrate(k, point, rotations, untrained)
     return ask(question, model, data, run_options(concentration, run))
@@ -122,8 +122,6 @@ class Concentrate(Question):
         check_logits(model, "concentration")
         check_gradients("concentration", model)
         check_one_length(samples, "concentration")
-        if samples.n < 2:
-            raise ValueError("one sample has no donor: give two samples or more.")
         return replace(self, k=counts)
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
