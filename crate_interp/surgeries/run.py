@@ -174,14 +174,8 @@ def _of_batch(
     layers, numbers = range(len(model.blocks)), range(batch.start, batch.last + 1)
     where = f"samples {batch.start} to {batch.last}"
 
-    def answers(logits: Tensor, what: str) -> tuple[Tensor, Tensor]:
-        wanted = question.loss.wanted(logits, batch.inputs, numbers)
-        loss = losses(logits.double(), wanted)
-        _check(loss, f"the loss {what}")
-        return loss, hits(logits, wanted)
-
-    def add(table: str, place: dict[str, Any], **numbers_: Tensor) -> None:
-        values = {name: value.detach().cpu().numpy() for name, value in numbers_.items()}
+    def add(table: str, place: dict[str, Any], **columns: Tensor) -> None:
+        values = {name: value.detach().cpu().numpy() for name, value in columns.items()}
         rows[table].append(pd.DataFrame({"sample": numbers, **place, **values}))
 
     points = [point for step in question.steps for point in (step.point, *step.reads)]
@@ -195,7 +189,7 @@ def _of_batch(
     last = (last_point(model), keep)
     with torch.enable_grad():
         logits, acts = with_gradients(model, batch.inputs, names, [last])
-        loss, right = answers(logits, f"in {where}")
+        loss, right = _scored(question, batch, logits, f"in {where}")
         found = torch.autograd.grad(loss.sum(), [acts[name] for name in sorted(targets)])
     gradients, stream = dict(zip(sorted(targets), found, strict=True)), end["stream"]
     acts = {name: value.detach() for name, value in acts.items()}
@@ -203,7 +197,8 @@ def _of_batch(
     def add_answers(place: dict[str, Any], mix: float, hooks: list[Any]) -> None:
         with torch.no_grad():
             logits: Any = model.run_with_hooks(batch.inputs, fwd_hooks=[*hooks, last])
-        loss, right = answers(logits, f"with {mix} of {place['replacement']!r}")
+        what = f"with {mix} of {place['replacement']!r}"
+        loss, right = _scored(question, batch, logits, what)
         away, length = (
             torch.linalg.vector_norm(x, dim=(1, 2)) for x in (end["stream"] - stream, stream)
         )
@@ -233,9 +228,17 @@ def _of_batch(
         together = sum(random[step.name, layer] for layer in layers)
         random[step.name, ALL] = torch.as_tensor(together)
         for mix in question.mixes:
-            add_answers(
-                place, mix, surgical.replacement_hooks(model, [step], layers, mix, question.eps)
-            )
+            hooks = surgical.replacement_hooks(model, [step], layers, mix, question.eps)
+            add_answers(place, mix, hooks)
+
+
+def _scored(question: Surgery, batch: Batch, logits: Tensor, what: str) -> tuple[Tensor, Tensor]:
+    """Returns loss and right answers of a batch. what: whose they are, for an error."""
+    numbers = range(batch.start, batch.last + 1)
+    wanted = question.loss.wanted(logits, batch.inputs, numbers)
+    loss = losses(logits.double(), wanted)
+    _check(loss, f"the loss {what}")
+    return loss, hits(logits, wanted)
 
 
 def _check(values: Tensor, what: str) -> None:
