@@ -97,11 +97,12 @@ class Moments:
         return Components(self.mean, directions)
 
 
-def moments_in(table: Any, device: str | torch.device = "cpu") -> dict[str, Moments]:
+def moments_in(table: pd.DataFrame, device: str | torch.device = "cpu") -> dict[str, Moments]:
     """Returns the moments of each point from a table "moments"."""
     found: dict[str, Moments] = {}
-    for row in table.itertuples():
-        arrays = from_bytes(row.mean, -1), from_bytes(row.products, len(row.mean) // 8, -1)  # pyright: ignore
+    rows: Any = table.itertuples()
+    for row in rows:
+        arrays = from_bytes(row.mean, -1), from_bytes(row.products, len(row.mean) // 8, -1)
         mean, products = (torch.from_numpy(array).to(device) for array in arrays)
         found[row.point] = Moments(int(row.tokens), mean, products, int(row.features))
     return found
