@@ -231,7 +231,6 @@ def test_a_twin_counts_the_same_pairs(model, result):
         (dict(k=4), "k=4: give a list of numbers"),
         (dict(point="atoms"), "point='atoms' is none of code, stream"),
         (dict(rotations=1), "rotations=1"),
-        (dict(limit=1), "one sample has no donor"),
     ],
 )
 def test_bad_input_is_refused_before_work(model, monkeypatch, unchecked, more, match):

@@ -143,7 +143,9 @@ def test_scores_of_a_circuit(n, experiments):
 
     for _ in range(experiments):
         gaps, costs = drawn(0.2, -0.3, 0.3, 0.1, 0.1, 0.2), drawn(0.2, 0.6, -1, 1)
-        parts = circuit_scores._Parts(drawn(2), drawn(1.5), gaps, costs)
+        span, own = drawn(2), drawn(1.5)
+        above = {"faithfulness": own, "completeness": gaps, "minimality": costs}
+        parts = circuit_scores._Parts(span, above)
         for name, (low, high) in circuit_scores._intervals(parts).items():
             held[name] += low <= truth[name] <= high
     assert min(held.values()) >= LEAST * experiments, held

@@ -263,7 +263,7 @@ def test_a_graph_of_all_nodes_is_complete():
     start = torch.zeros(len(graph.nodes)).double()
     start[-1] = 1
     for layer in range(-1, LAYERS):
-        assert float(graph.influence[graph.nodes[:, 0] == layer].sum()) == pytest.approx(1)
+        assert float(graph.kept.influence[graph.nodes[:, 0] == layer].sum()) == pytest.approx(1)
 
 
 def test_an_embedding_acts_through_heads():

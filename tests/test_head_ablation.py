@@ -14,6 +14,7 @@ from conftest import CLASSES, HEADS, LAYERS, leftover_hooks, make, make_lm, refu
 from crate_hooks import edit
 from crate_interp.circuits import head_ablation
 from crate_interp.data import open_data, open_text, part
+from crate_interp.questions.edited_runs import may_share
 from crate_interp.stats.bootstrap import studentised
 from crate_interp.stats.intervals import max_t
 
@@ -108,7 +109,7 @@ def test_images_agree_with_whole_runs(images, how, metric):
 def test_windows_agree_with_whole_runs(tokens, family):
     """The layers of nanochat-crate add the embedding again, so that they cannot share a start."""
     model = make_lm(family, n_heads=HEADS)
-    assert head_ablation.may_share(model) == (family != "nanochat-crate")
+    assert may_share(model) == (family != "nanochat-crate")
     found = ci.ablate_heads(model, tokens, **QUIET)
     same_as_slow(found, slow(model, tokens, None, "mean", "loss"), "loss")
     right = ci.ablate_heads(model, tokens, metric="accuracy", **QUIET)

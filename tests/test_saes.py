@@ -272,6 +272,3 @@ def test_wrong_arguments(model, unchecked):
     refused("saes is .*: give a dictionary", Identity())
     refused("cannot splice into Linear", {POINT: Identity()}, at=torch.nn.Linear(2, 2))
     refused("error='yes': give True or False", {POINT: Identity()}, error="yes")
-    with pytest.raises(ValueError, match=r"the autoencoder is on meta, the model on cpu: use sae"):
-        with ci.saes.spliced(model, {POINT: random_sae().to("meta")}):
-            model(torch.zeros(1, 3, 6, 20))

@@ -142,7 +142,7 @@ def test_a_folder_of_another_training_is_refused(images, tmp_path):
         other.pos_embed.mul_(2)
     again = ci.watch(other, images, every=2, limit=5, out=tmp_path)
     kept = ci.WatchResult.load(tmp_path).digest()
-    refuses("holds another training: at step 0 the mean of", lambda: again.__enter__())
+    refuses("holds another training: at step 0 its", lambda: again.__enter__())
     refuses("use `with ci.watch", lambda: again.step(), RuntimeError)
     assert ci.WatchResult.load(tmp_path).digest() == kept
     with ci.watch(trained(images, 4), images, every=2, limit=5, out=tmp_path, start=4) as watch:
@@ -178,7 +178,7 @@ def test_wrong_use_is_told(images):
     refuses("nothing was measured yet: open the watch", lambda: watch.result())
     with watch, pytest.raises(RuntimeError, match="open already"):
         watch.__enter__()
-    refuses("step=5: the model was measured at the steps 0", lambda: watch.result().at(5))
+    refuses("step=5: the model was measured at steps 0", lambda: watch.result().at(5))
     refuses("do not merge", lambda: watch.result().merge(watch.result()))
 
 

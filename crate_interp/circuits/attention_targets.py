@@ -13,6 +13,7 @@ from crate_interp.data.samples import group_numbers
 from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hook_points import check_pattern
+from crate_interp.questions.edited_runs import every_entry
 from crate_interp.stats.contrasts import by_group
 from crate_interp.stats.intervals import mean_interval
 
@@ -72,18 +73,14 @@ def head_scores(
     KeyError for a cache without patterns.
     """
     if not isinstance(cache, CrateCache) or not isinstance(targets, Mapping) or not targets:
-        raise ValueError(
-            f"got a {type(cache).__name__} and {checks.shown(targets)}: give targets by name."
-        )
+        got = f"a {type(cache).__name__} and {checks.shown(targets)}"
+        raise ValueError(f"got {got}: give the cache of a model, and targets by name.")
     model = cache.model
-    if model.towers:
-        raise ValueError("a CLIP is two models: give the cache of one tower, cache.visual.")
     cache.check_weights()
     check_pattern(model.cfg, "head_scores")
-    heads, whose = range(model.cfg.n_heads), None
-    if groups is not None:
-        whose = np.array(group_numbers(groups, len(cache.at("attn.hook_pattern", 0))))
-    rows: list[tuple] = []
+    n = len(cache.at("attn.hook_pattern", 0))
+    whose = np.arange(n) if groups is None else np.array(group_numbers(groups, n))
+    tables: list[pd.DataFrame] = []
     for name, mask in targets.items():
         for layer in range(len(model.blocks)):
             pattern = cache.at("attn.hook_pattern", layer)  # [batch, head, query, key]
@@ -101,14 +98,11 @@ def head_scores(
                 _mean_over(values, there)[kept].double().cpu().numpy()
                 for values in ((pattern * wanted[:, None]).sum(dim=-1), shares)
             )
-            of = None if whose is None else whose[kept.cpu().numpy()]
-            low, high = mean_interval(by_group(scores, of))
-            for head in heads:
-                own = scores[:, head]
-                row = (float(own.mean()), low[head], high[head], float(even.mean()), len(own))
-                rows.append((name, layer, head, *row))
-    columns = ["target", "layer", "head", "score", "low", "high", "even", "samples"]
-    return pd.DataFrame(rows, columns=columns)
+            low, high = mean_interval(by_group(scores, whose[kept.cpu().numpy()]))
+            means = [own.mean() for own in scores.T]
+            table = every_entry("score", means, target=[name], layer=[layer], head=range(len(low)))
+            tables.append(table.assign(low=low, high=high, even=even.mean(), samples=len(scores)))
+    return pd.concat(tables, ignore_index=True)
 
 
 def _seen(cache: CrateCache, pattern: Tensor) -> Bool[Tensor, "*batch query key"]:

@@ -133,10 +133,8 @@ def logit_attribution(
     """
     model: Any = getattr(cache, "model", None)
     if model is None or model.cfg.kind not in ("vision", "text"):
-        raise ValueError(
-            f"cannot attribute logits from {type(cache).__name__}: give the cache of a classifier "
-            "of images or a language model, model.run_with_cache(x)."
-        )
+        got = type(cache).__name__
+        raise ValueError(f"cannot attribute logits from {got}: give model.run_with_cache(x)[1].")
     cache.check_weights()
     if not model.cfg.residual:
         raise ValueError(
@@ -229,8 +227,6 @@ def _direction(
     The value is that of a stream of zeros. There is one logit, or one for each sample.
     """
     ids = torch.atleast_1d(model.answer_ids(target, name))
-    if ids.ndim > 1:
-        raise ValueError(f"{name} has shape {list(ids.shape)}: give one target, or one per sample.")
     columns, constant = model.W_U.T[ids], model.b_U[ids]
     bias = getattr(model.ln_final, "bias", None)
     constant = constant if bias is None else constant + columns @ bias

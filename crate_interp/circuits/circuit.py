@@ -197,14 +197,11 @@ def layout(
     places: dict[str, Place], edges: Sequence[tuple[str, str]]
 ) -> tuple[dict[str, Point], int, int]:
     """Returns the upper left corner of each node, and the width and height of the drawing."""
-    columns = sorted(set(places.values()))
-    rows: dict[Place, list[str]] = {place: [] for place in columns}
-    for name, place in places.items():
-        rows[place].append(name)
-    most = max((len(names) for names in rows.values()), default=1)
+    every = sorted(set(places.values()))
+    columns = [[name for name in places if places[name] == place] for place in every]
+    most = max(map(len, columns), default=1)
     spots: dict[str, Point] = {}
-    for column, place in enumerate(columns):
-        names = rows[place]
+    for column, names in enumerate(columns):
         for row, name in enumerate(names):
             y = 30 + (row + (most - len(names)) / 2) * TALL
             spots[name] = (20.0 + column * WIDE, y)

@@ -124,10 +124,7 @@ def evaluate(
     kept = _runs(model, inputs, inputs if reference is None else reference, metric, ablation)
     whole, none = (float(kept(one).mean()) for one in (frozenset(every), frozenset()))
     if abs(whole - none) <= 1e-9 * max(abs(whole), abs(none), 1e-30):
-        raise ValueError(
-            f"the metric is {whole:.4g} with all heads and with none, so it does not depend on any "
-            "head: give another metric or other inputs."
-        )
+        raise ValueError(f"the metric is always {whole:.4g}: it does not depend on any head.")
     draws = np.random.default_rng(seed)
     places = [draws.permutation(len(every))[: len(own)] for _ in range(random)]
     drawn = [frozenset(every[place] for place in chosen) for chosen in places]
@@ -136,9 +133,9 @@ def evaluate(
     settings = {"ablation": ablation, "random": random, "subsets": subsets, "seed": seed}
     meta = model_meta(model, len(inputs)) | {"settings": settings, "whole": whole, "none": none}
     meta["data"][0] |= {} if whose is None else sample_ranges.grouped(whose.tolist())
-    low, high = _sizes(parts[0].ratios(parts[0].costs))
-    columns = {"cost": parts[0].sizes(parts[0].costs), "low": low, "high": high}
-    heads = pd.DataFrame({"head": [head_name(*head) for head in sorted(own)]} | columns)
+    low, high = _sizes(parts[0].ratios("minimality"))
+    heads = pd.DataFrame({"head": [head_name(*head) for head in sorted(own)]})
+    heads = heads.assign(cost=parts[0].sizes("minimality"), low=low, high=high)
     return CircuitScores({"scores": _table(parts), "heads": heads}, meta)
 
 
@@ -152,26 +149,21 @@ def _runs(
     """Returns a function from heads to the metric with all others ablated, run once for each."""
     shapes = [list(getattr(one, "shape", [])) for one in (inputs, source)]
     if not shapes[0] or shapes[0][1:] != shapes[1][1:] or ablation == "mean" and shapes[1][0] < 2:
-        raise ValueError(
-            f"inputs and reference have the shapes {shapes[0]} and {shapes[1]}: give samples of "
-            "one shape, at least two for a mean, or ablation='zero'."
-        )
+        got = f"inputs and reference have the shapes {shapes[0]} and {shapes[1]}"
+        raise ValueError(f"{got}: give samples of one shape, at least two for a mean.")
     names = [full_name("attn.hook_z", layer) for layer in range(model.cfg.n_layers)]
     known: dict[Heads, np.ndarray] = {}
-    cache: Any = {}
-    if ablation == "mean":
-        with torch.no_grad():
-            _, cache = model.run_with_cache(source, names_filter=names)
+    with torch.no_grad():
+        cache = model.run_with_cache(source, names_filter=names)[1] if ablation == "mean" else {}
 
     def kept(heads: Heads) -> Float[np.ndarray, "sample"]:
         if heads not in known:
             hooks: list[Any] = []
             for layer, name in enumerate(names):
                 gone = [head for head in range(model.cfg.n_heads) if (layer, head) not in heads]
-                if gone and ablation == "mean":
-                    hooks.append((name, edit.mean(cache[name], heads=gone)))
-                elif gone:
-                    hooks.append((name, edit.zero(heads=gone)))
+                if gone:
+                    mean = edit.mean(cache[name], heads=gone) if name in cache else None
+                    hooks.append((name, mean or edit.zero(heads=gone)))
             with torch.no_grad():
                 logits = model.run_with_hooks(inputs, fwd_hooks=hooks)
                 known[heads] = metric_values(metric(logits), len(inputs))
@@ -185,23 +177,28 @@ class _Parts:
     """Differences of the metric; their ratios are a circuit's scores.
 
     There is a row for each input, or one row for all inputs. In the symbols of `evaluate`, span is
-    `F(M) - F(none)`, and kept is `F(C) - F(none)`. gaps: `F(C without K) - F(M without K)` for each
-    subset K. costs: `F(C) - F(C without v)` for each head v of the circuit.
+    `F(M) - F(none)`. above: for faithfulness `F(C) - F(none)`; for completeness `F(C without K) -
+    F(M without K)` for each subset K; for minimality `F(C) - F(C without v)` for each head v of
+    the circuit.
     """
 
     span: Float[np.ndarray, "sample 1"]
-    kept: Float[np.ndarray, "sample 1"]
-    gaps: Float[np.ndarray, "sample subset"]
-    costs: Float[np.ndarray, "sample head"]
+    above: dict[str, Float[np.ndarray, "sample _number"]]
     groups: Int[np.ndarray, "sample"] | None = None
 
-    def ratios(self, above: Float[np.ndarray, "sample c"]) -> Studentised:
+    def ratios(self, measure: str) -> Studentised:
         """Returns the bootstrap-t of the differences divided by the span."""
-        return studentised(by_group(linearised_ratio(above, self.span), self.groups))
+        return studentised(by_group(linearised_ratio(self.above[measure], self.span), self.groups))
 
-    def sizes(self, above: Float[np.ndarray, "sample c"]) -> Float[np.ndarray, "c"]:
+    def scores(self) -> dict[str, float]:
+        """Returns the scores: of several ratios the largest for completeness, or the least."""
+        whole = float(self.above["faithfulness"].mean() / self.span.mean())
+        gaps, costs = (self.sizes(measure) for measure in ("completeness", "minimality"))
+        return dict(zip(_DISTANCES, (whole, float(gaps.max()), float(costs.min())), strict=True))
+
+    def sizes(self, measure: str) -> Float[np.ndarray, "c"]:
         """Returns the absolute values of the mean differences, divided by the mean span."""
-        return np.abs(above.mean(axis=0) / self.span.mean())
+        return np.abs(self.above[measure].mean(axis=0) / self.span.mean())
 
 
 def _parts(
@@ -212,13 +209,14 @@ def _parts(
     groups: Int[np.ndarray, "sample"] | None,
 ) -> _Parts:
     """Returns the differences whose ratios are a circuit's scores."""
-    every = frozenset(heads)
+    every, none = frozenset(heads), frozenset()
     gaps = [kept(circuit - some) - kept(every - some) for some in subsets]
     costs = [kept(circuit) - kept(circuit - {head}) for head in sorted(circuit)]
-    span, own = (kept(chosen) - kept(frozenset()) for chosen in (every, circuit))
+    span = (kept(every) - kept(none))[:, None]
+    above = ([kept(circuit) - kept(none)], gaps, costs)
+    of_measure = {name: np.stack(x, 1) for name, x in zip(_DISTANCES, above, strict=True)}
     # a metric may be one number for all inputs
-    groups = groups if len(span) > 1 else None
-    return _Parts(span[:, None], own[:, None], np.stack(gaps, 1), np.stack(costs, 1), groups)
+    return _Parts(span, of_measure, groups if len(span) > 1 else None)
 
 
 def _subsets(chosen: Heads, count: int, seed: int) -> list[Heads]:
@@ -240,10 +238,10 @@ def _intervals(parts: _Parts) -> dict[str, tuple[float, float]]:
     Minimality is the least of several ratios. The lower end for it is the least lower end of the
     own intervals, the upper end is the least upper end of the joint intervals.
     """
-    (low,), (high,) = parts.ratios(parts.kept).interval()
+    (low,), (high,) = parts.ratios("faithfulness").interval()
     ends = []
-    for above in (parts.gaps, parts.costs):
-        ratios = parts.ratios(above)
+    for measure in ("completeness", "minimality"):
+        ratios = parts.ratios(measure)
         # Bonferroni, if RESAMPLES allow it
         joint = 1 - max((1 - CONFIDENCE) / len(ratios.mean), 2 / RESAMPLES)
         # a ratio that is equal in all samples, such as that of a head without an effect, is known
@@ -252,11 +250,8 @@ def _intervals(parts: _Parts) -> dict[str, tuple[float, float]]:
             sizes = _sizes(ratios, level)
             ends.append([np.where(same, np.abs(ratios.mean), end) for end in sizes])
     (_, gap_high), (gap_low, _), (cost_low, _), (_, cost_high) = ends
-    return {
-        "faithfulness": (low, high),
-        "completeness": (gap_low.max(), gap_high.max()),
-        "minimality": (cost_low.min(), cost_high.min()),
-    }
+    ends = ((low, high), (gap_low.max(), gap_high.max()), (cost_low.min(), cost_high.min()))
+    return dict(zip(_DISTANCES, ends, strict=True))
 
 
 def _sizes(ratios: Studentised, level: float = CONFIDENCE) -> tuple[np.ndarray, np.ndarray]:
@@ -268,19 +263,14 @@ def _sizes(ratios: Studentised, level: float = CONFIDENCE) -> tuple[np.ndarray, 
 
 def _table(parts: list[_Parts]) -> pd.DataFrame:
     """Returns the first circuit's scores, next to the scores of the random circuits."""
-    scores = {
-        "faithfulness": [float(part.kept.mean() / part.span.mean()) for part in parts],
-        "completeness": [float(part.sizes(part.gaps).max()) for part in parts],
-        "minimality": [float(part.sizes(part.costs).min()) for part in parts],
-    }
+    own, *drawn = [one.scores() for one in parts]
     rows: list[tuple] = []
     for name, ends in _intervals(parts[0]).items():
-        value, *drawn = scores[name]
-        others, beside = np.array(drawn), (np.nan, np.nan, np.nan, np.nan)
+        others, beside = np.array([one[name] for one in drawn]), (np.nan,) * 4
         if drawn:
             distance = _DISTANCES[name]
-            as_good = sum(distance(other) <= distance(value) for other in drawn)
+            as_good = sum(distance(other) <= distance(own[name]) for other in others.tolist())
             middle = np.quantile(others, [0.025, 0.975])
             beside = (others.mean(), *middle, (1 + as_good) / (1 + len(drawn)))
-        rows.append((name, value, *ends, *beside))
+        rows.append((name, own[name], *ends, *beside))
     return pd.DataFrame(rows, columns=_COLUMNS)

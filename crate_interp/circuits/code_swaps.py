@@ -22,17 +22,11 @@ from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hook_points import check_atoms
 from crate_interp.models.hooked import HookedModel
+from crate_interp.questions import edited_runs
 from crate_interp.questions.answers import check_logits
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk, Reading, check_one_length
-from crate_interp.questions.edited_runs import (
-    after_layer,
-    every_entry,
-    from_layer,
-    joined,
-    pieces,
-    with_gradients,
-)
+from crate_interp.questions.edited_runs import every_entry, joined, pieces
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables, copies
 from crate_interp.questions.untrained_twins import SAMPLES, stacked, twin
 from crate_interp.results.result import by
@@ -96,10 +90,10 @@ def concentration(
         The shares that k nodes carry in each layer and basis, and their contrasts.
 
     Raises:
-        ValueError: Before work starts, for a model without logits, for fewer than two samples, for
-            an unknown point, for a k that is no list of numbers of at least 1, for fewer than 2
-            rotations, and under torch.inference_mode(), because it needs gradients; before the
-            first swap, if the model gives all samples the same answer.
+        ValueError: Before work starts, for a model without logits, for an unknown point, for a k
+            that is no list of numbers of at least 1, for fewer than 2 rotations, and under
+            torch.inference_mode(), because it needs gradients; before the first swap, if the
+            model gives all samples the same answer.
     """
     question = Concentrate(k, point, rotations, untrained)
     return ask(question, model, data, run_options(concentration, run))
@@ -128,8 +122,6 @@ class Concentrate(Question):
         check_logits(model, "concentration")
         check_gradients("concentration", model)
         check_one_length(samples, "concentration")
-        if samples.n < 2:
-            raise ValueError("one sample has no donor: give two samples or more.")
         return replace(self, k=counts)
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
@@ -269,7 +261,7 @@ def _of_pairs(
     names, layers = [full_name(point, layer) for layer in range(cfg.n_layers)], range(cfg.n_layers)
     notes = [(full_name("hook_resid_pre", layer), note) for layer in layers]
     with torch.enable_grad():
-        logits, codes = with_gradients(model, known, names, notes)
+        logits, codes = edited_runs.with_gradients(model, known, names, notes)
         gap = _gap(logits[:n], classes)
         gradients = torch.autograd.grad(gap.sum(), [*codes.values()])
     gap, moved = gap.detach(), []
@@ -281,10 +273,10 @@ def _of_pairs(
             for axes in chunk.once["bases"][layer].values():
                 for value in swaps(code[:n], code[donors], down, axes, counts):
                     if point == _STREAM:
-                        logits = after_layer(model, layer, value, inputs)
+                        logits = edited_runs.after_layer(model, layer, value, inputs)
                     else:
                         put = (name, lambda acts, hook, value=value: value)
-                        logits = from_layer(model, layer, streams[layer], inputs, [put])
+                        logits = edited_runs.from_layer(model, layer, streams[layer], inputs, [put])
                     moved.append((gap - _gap(logits, classes)).cpu().numpy())
     gaps = {"gap": gap.cpu().numpy(), "donor_gap": donor_gap.cpu().numpy()}
     basis = [*chunk.once["bases"][0]]

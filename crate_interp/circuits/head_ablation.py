@@ -40,20 +40,14 @@ Means = Float[Tensor, "pos head d_head"]
 
 
 def _heads(result: Result) -> pd.DataFrame:
-    base = result.table("base").set_index("sample")["base"]
-    wide: Any = result.table("samples").pivot(
-        index="sample", columns=["layer", "head"], values="ablated"
-    )
+    base, table = result.table("base").set_index("sample")["base"], result.table("samples")
+    wide: Any = table.pivot(index="sample", columns=["layer", "head"], values="ablated")
     worse = 1 if result.meta["settings"]["metric"] == "loss" else -1
     ablated, whole = wide.to_numpy(float), base.loc[wide.index].to_numpy(float)[:, None]
     drops = worse * (ablated - whole)
     values = result.by_group(drops, wide.index)
-    if _one_answer(result):
-        found = paired_shares(drops)
-        adjusted = holm(found.p)
-    else:
-        found = paired(values)
-        adjusted = max_t(values, found.p)
+    found = paired_shares(drops) if _one_answer(result) else paired(values)
+    adjusted = holm(found.p) if _one_answer(result) else max_t(values, found.p)
     places = pd.DataFrame(wide.columns.tolist(), columns=["layer", "head"])
     means = {"base": whole.mean(), "ablated": ablated.mean(axis=0), "drop": drops.mean(axis=0)}
     tests = {"low": found.low, "high": found.high, "p_alone": found.p, "p": adjusted}

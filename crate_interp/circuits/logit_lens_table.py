@@ -9,11 +9,10 @@ from crate_interp.circuits.atlases.atom_logits import answer_names
 from crate_interp.core import checks, safe_text
 from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.cache import CrateCache
+from crate_interp.questions.edited_runs import every_entry
 from crate_interp.questions.provenance import model_meta
 from crate_interp.results import sample_ranges
 from crate_interp.results.result import Result, by
-
-_COLUMNS = ["sample", "layer", "rank", "answer", "probability"]
 
 
 class LogitLens(Result):
@@ -82,14 +81,12 @@ def logit_lens(
     place = model.lens_positions if fixed else position
     values: Tensor = cache.logit_lens(positions=place).values[:, row].float()  # [layer, answer]
     best = values.softmax(dim=-1).topk(min(count, values.shape[-1]), dim=-1)
+    layers, ranks = map(range, best.values.shape)
+    shares = best.values.detach().double().cpu()
+    table = every_entry("probability", shares, sample=[int(sample)], layer=layers, rank=ranks)
     names = answer_names(model)
-    layers = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-    rows = [
-        (int(sample), layer, rank, names[answer], value)
-        for layer, (shares, answers) in enumerate(layers)
-        for rank, (value, answer) in enumerate(zip(shares, answers, strict=True))
-    ]
+    table.insert(3, "answer", [names[number] for number in best.indices.flatten().tolist()])
     settings = {"position": None if fixed else int(position), "count": int(count)}
     meta = model_meta(model, 1) | {"settings": settings}
     meta["data"] = sample_ranges.of(None, int(sample), int(sample) + 1)
-    return LogitLens({"answers": pd.DataFrame(rows, columns=_COLUMNS)}, meta)
+    return LogitLens({"answers": table}, meta)

@@ -28,6 +28,7 @@ from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hook_points import check_pattern
 from crate_interp.models.hooked import HookedModel, check_hooked
 from crate_interp.models.weight_cache import check_mark
+from crate_interp.questions.edited_runs import with_gradients
 
 Head = tuple[int, int]  # layer, number in the layer
 Metric = Callable[[Tensor], Tensor | float]  # takes logits, returns one number
@@ -74,10 +75,10 @@ def _over_tokens(sweep: partial) -> Callable[..., Any]:
         if count != expected:
             raise ValueError(f"the clean run has {count} tokens, the corrupted input {expected}.")
         check_mark(getattr(clean_cache, "mark", None), model)
-        places, heads = _chosen("positions", positions, count), list(range(cfg.n_heads))
-        numbers = {"layer": _chosen("layers", layers, cfg.n_layers), "head": heads}
-        numbers |= {"pos": places, "dest_pos": places, "src_pos": list(range(count))}
-        numbers["head_index"] = heads
+        places = _chosen("positions", positions, count)
+        numbers = {"layer": _chosen("layers", layers, cfg.n_layers), "pos": places}
+        numbers |= {"dest_pos": places, "src_pos": list(range(count))}
+        numbers |= dict.fromkeys(("head", "head_index"), list(range(cfg.n_heads)))
         table = pd.DataFrame(list(product(*(numbers[axis] for axis in axes))), columns=list(axes))
         values = sweep.func(
             model, corrupted, clean_cache, metric, **fixed, index_df=table, **options
@@ -229,28 +230,21 @@ def attribution_patch(
     check_gradients("attribution_patch", model)
     steps = checks.count("steps", steps)
     names, there, here = _head_outputs(model, source, base, "hook_embed")
-    kept: dict[str, Tensor] = {}
-
-    def keep(tensor: Tensor, hook: Any) -> Tensor:
-        # a leaf in the graph, so that z has a gradient even if the weights need none
-        kept[hook.name] = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
-        return kept[hook.name]
-
     total = torch.zeros(model.cfg.n_layers, model.cfg.n_heads, dtype=torch.float64)
     for step in tqdm(range(steps), desc="attribution patching", disable=not progress):
         share = 0.0 if steps == 1 else (step + 0.5) / steps
         embed = here["hook_embed"] + share * (there["hook_embed"] - here["hook_embed"])
         hooks: list[Any] = [("hook_embed", lambda tensor, hook, embed=embed: embed)]
         with torch.enable_grad():
-            hooks += [(name, keep) for name in names]
-            value: Any = metric(model.run_with_hooks(base, fwd_hooks=hooks))
+            logits, z = with_gradients(model, base, names, hooks)
+            value: Any = metric(logits)
             metric_values(value)
             if not getattr(value, "requires_grad", False):
                 raise ValueError("the metric returned a number without a gradient: leave out item.")
-            gradients = torch.autograd.grad(value.sum(), [kept[name] for name in names])
+            gradients = torch.autograd.grad(value.sum(), [z[name] for name in names])
         for layer, gradient in enumerate(gradients):
-            z = there[names[layer]] - here[names[layer]]  # [batch, pos, head, d_head]
-            total[layer] += (z * gradient).double().sum(dim=(0, 1, 3)).cpu() / steps
+            change = there[names[layer]] - here[names[layer]]  # [batch, pos, head, d_head]
+            total[layer] += (change * gradient).double().sum(dim=(0, 1, 3)).cpu() / steps
     return total.float()
 
 
@@ -260,16 +254,11 @@ def check_heads(name: str, pairs: object, layers: int, heads: int) -> list[Head]
     Raises ValueError, with the argument's `name`, if there are no pairs, or if a pair is not a head
     of a model of `layers` layers with `heads` heads each.
     """
-    heads_of: Any = pairs
-    try:
-        chosen = [(int(layer), int(head)) for layer, head in heads_of]
-        right = chosen == [tuple(pair) for pair in heads_of] and not isinstance(pairs, str)
-    except (TypeError, ValueError):
-        chosen, right = [], False
-    inside = all(0 <= layer < layers and 0 <= head < heads for layer, head in chosen)
-    if not chosen or not right or not inside:
+    given: Any = list(pairs) if isinstance(pairs, Collection) else []
+    chosen = [tuple(pair) if isinstance(pair, Collection) else pair for pair in given]
+    if not chosen or not set(chosen) <= set(np.ndindex(layers, heads)):
         raise ValueError(f"{name}={pairs!r}: give (layer, head) pairs below ({layers}, {heads}).")
-    return chosen
+    return [(int(layer), int(head)) for layer, head in chosen]
 
 
 def metric_values(value: Tensor | float, samples: int = 1) -> Float[np.ndarray, "number"]:

@@ -16,7 +16,6 @@ from crate_interp.models.hooked import HookedModel
 
 ATOMS = 40  # how many of the largest atoms of all layers are switched off
 OF_ANSWER = 8  # and in each layer how many of those at the token that answers
-COLUMNS = ["kind", "layer", "number", "probability", "answer", "answer_probability"]
 _BATCH = 64  # copies of the input in one forward
 
 
@@ -50,18 +49,18 @@ def switched_off(model: HookedModel, sample: Shaped[Tensor, "*sample"]) -> pd.Da
         sides = zip(given.shape[2:], net.cfg.patch_size, strict=True)
         count = math.prod(side // patch for side, patch in sides)
         parts += [("patch", -1, number) for number in range(count)]
-    rows = [("nothing", -1, -1, shares)]
+    found = [shares[None]]
     for (kind, layer), group in groupby(parts, lambda part: part[:2]):
         numbers = [number for _, _, number in group]
         for start in range(0, len(numbers), _BATCH):
             some = numbers[start : start + _BATCH]
-            answers = _answers(_without(net, given, kind, layer, some))
-            rows += [(kind, layer, one, found) for one, found in zip(some, answers, strict=True)]
-    own, table = int(shares.argmax()), []
-    for kind, layer, number, found in rows:
-        best = int(found.argmax())
-        table.append((kind, layer, number, found[own].item(), best, found[best].item()))
-    return pd.DataFrame(table, columns=pd.Index(COLUMNS))
+            found.append(_answers(_without(net, given, kind, layer, some)))
+    every = torch.cat(found).cpu()
+    best = every.max(dim=-1)
+    table = pd.DataFrame([("nothing", -1, -1), *parts], columns=["kind", "layer", "number"])
+    table["probability"] = every[:, int(shares.argmax())].double().numpy()
+    answers = {"answer": best.indices.numpy(), "answer_probability": best.values.double().numpy()}
+    return table.assign(**answers)
 
 
 def _answers(logits: Tensor) -> Float[Tensor, "copy answer"]:

@@ -94,7 +94,9 @@ def pushed(
     return torch.stack(found)
 
 
-def every_entry(name: str, values: Any, **axes: Iterable[Any]) -> pd.DataFrame:
+def every_entry(
+    name: str, values: Tensor | np.ndarray | Sequence[Any], **axes: Iterable[Any]
+) -> pd.DataFrame:
     """Returns a row per entry of an array: its place along each axis, and its value as `name`."""
     places = pd.MultiIndex.from_product([*axes.values()], names=[*axes])
     table: Any = places.to_frame(index=False)

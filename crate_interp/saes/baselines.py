@@ -97,16 +97,13 @@ class Moments:
         return Components(self.mean, directions)
 
 
-_COLUMNS = ["point", "tokens", "features", "mean", "products"]
-
-
 def moments_in(table: pd.DataFrame, device: str | torch.device = "cpu") -> dict[str, Moments]:
     """Returns the moments of each point from a table "moments"."""
-    rows: Any = table.itertuples()
     found: dict[str, Moments] = {}
+    rows: Any = table.itertuples()
     for row in rows:
-        mean = torch.from_numpy(from_bytes(row.mean, -1)).to(device)
-        products = torch.from_numpy(from_bytes(row.products, len(mean), len(mean))).to(device)
+        arrays = from_bytes(row.mean, -1), from_bytes(row.products, len(row.mean) // 8, -1)
+        mean, products = (torch.from_numpy(array).to(device) for array in arrays)
         found[row.point] = Moments(int(row.tokens), mean, products, int(row.features))
     return found
 
@@ -119,11 +116,10 @@ def _merged(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) -
 
 def table_of(moments: Mapping[str, Moments]) -> pd.DataFrame:
     """Returns the table "moments", a row per point: the fields of `Moments`, arrays as bytes."""
-    rows = [
-        (point, own.tokens, own.features, to_bytes(own.mean), to_bytes(own.products))
-        for point, own in moments.items()
-    ]
-    return pd.DataFrame(rows, columns=_COLUMNS)
+    rows = [(point, *vars(own).values()) for point, own in moments.items()]
+    table: Any = pd.DataFrame(rows, columns=["point", *Moments.__dataclass_fields__])
+    arrays = {name: [*map(to_bytes, table[name])] for name in ("mean", "products")}
+    return table.assign(**arrays)
 
 
 MEANS: Rules = {"moments": _merged}

@@ -70,9 +70,7 @@ def load(
     Nothing in a file is executed. Raises CheckpointError for an unknown architecture or option, and
     for any defect of a file.
     """
-    options: dict[str, Any] = {
-        "cache_dir": cache_dir, "local_files_only": local_files_only, "token": token
-    }  # fmt: skip
+    options: Any = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
     config = {"hook_name": hook_name, "scaling_factor": scaling_factor}
     config = {name: value for name, value in config.items() if value is not None}
     path, parts = Path(source).expanduser(), str(source).split("/")
@@ -80,12 +78,10 @@ def load(
     if not local and len(parts) > 1 and all(parts):
         repo, folder = "/".join(parts[:2]), parts[2:]
         if folder or not hub.of_repo(repo):  # SAELens' format
-            file = hub.fetch(
-                repo, "/".join([*folder, SAELENS_CONFIG]), revision=revision, **options
-            )
+            names = ["/".join([*folder, name]) for name in (SAELENS_CONFIG, SAELENS_WEIGHTS)]
+            file = hub.fetch(repo, names[0], revision=revision, **options)
             # the commit of the config, since a branch may move in the meantime
-            commit = file.parents[len(folder)].name
-            hub.fetch(repo, "/".join([*folder, SAELENS_WEIGHTS]), revision=commit, **options)
+            hub.fetch(repo, names[1], revision=file.parents[len(folder)].name, **options)
             source, revision = file.parent, None
     return load_any(
         source, family="sae", revision=revision, device=device, dtype=dtype, **options, **config
@@ -131,24 +127,15 @@ def flattens(sae: object) -> bool:
     return getattr(sae, "hook_z_reshaping_mode", False) is True
 
 
-def matched(sae: object, x: Tensor) -> Tensor:
-    """Returns activations in the dtype of a module's weights.
-
-    Raises ValueError if the module is on another device.
-    """
-    weight = next(sae.parameters(), None) if isinstance(sae, nn.Module) else None
-    if weight is None:
-        return x
-    if weight.device != x.device:
-        raise ValueError(
-            f"the autoencoder is on {weight.device}, the model on {x.device}: "
-            f"use sae.to({str(x.device)!r})."
-        )
-    return x.to(weight.dtype) if weight.is_floating_point() else x
+def prepared(sae: object, x: Tensor, point: str) -> Tensor:
+    """Returns the activations at a point in the shape and dtype that an autoencoder reads."""
+    read, weights = flat(sae, x, point), sae.parameters() if isinstance(sae, nn.Module) else ()
+    first = next(iter(weights), x)
+    return read.to(first.dtype) if first.is_floating_point() else read
 
 
 def encoded(sae: Coder, x: Tensor, point: str) -> Float[Tensor, "*batch d_sae"]:
-    """Returns the features of activations that `flat` and `matched` have prepared.
+    """Returns the features of prepared activations.
 
     Raises ValueError unless encode returns one row of numbers for each row of x.
     """
@@ -239,8 +226,7 @@ def _at(model: Model, name: str, sae: Coder, error: bool) -> Iterator[None]:
     finally:
         handle.remove()
         for part in beside:
-            if part in point._modules:
-                delattr(point, part)
+            point._modules.pop(part, None)
             model.hook_dict.pop(f"{name}.{part}", None)
             model.mod_dict.pop(f"{name}.{part}", None)
 
@@ -254,7 +240,7 @@ def _replace(
         return point.get_submodule(part)(value)
 
     x = hooked(INPUT, x)
-    read = matched(sae, flat(sae, x, name))
+    read = prepared(sae, x, name)
     constant, clean, change = x, torch.zeros(()), torch.zeros(())
     if error:
         constant = x.detach().clone()  # a hook may write into the tensor that it gets

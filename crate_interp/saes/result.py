@@ -55,25 +55,22 @@ def _points(result: Result) -> pd.DataFrame:
     features: Any = result.table("features").set_index(["point", "coder"])
     clean = result.table("clean")["loss"].to_numpy()
     groups = result.groups_at(result.table("clean")["sample"])
+    losses = samples.groupby(["point", "coder"])["loss"]
     rows = []
     for (point, coder), own in samples.groupby(["point", "coder"], sort=False):
-        loss = own["loss"].to_numpy()
-        change = loss - clean
-        found = {"point": point, "coder": coder}
+        loss, counts = own["loss"].to_numpy(), features.loc[(point, coder)]
         own = own.assign(explained=own["variance"] - own["error"])
+        found = {"point": point, "coder": coder}
         for name, (above, below) in _RATIOS.items():
             numbers = ratio(own[above].to_numpy(float), own[below].to_numpy(float), groups)
             found |= _named(name, numbers)
-        counts = features.loc[(point, coder)]
         count = int(counts["features"])
-        dead = float(counts["dead"] / count) if count else float("nan")
-        found |= {"features": count, "dead": dead}
+        found |= {"features": count, "dead": float(counts["dead"] / count) if count else np.nan}
         found |= {"loss": loss.mean(), "clean": clean.mean()}
-        found |= _named("loss_change", _mean_and_ends(change[:, None], groups))
+        found |= _named("loss_change", _mean_and_ends((loss - clean)[:, None], groups))
         for name in (ZERO, MEAN):
-            rest = samples[(samples["point"] == point) & (samples["coder"] == name)]
-            numbers = recovered(rest["loss"].to_numpy(), loss, clean, groups)
-            found |= _named(f"recovered_{name}", numbers)
+            rest = losses.get_group((point, name)).to_numpy()
+            found |= _named(f"recovered_{name}", recovered(rest, loss, clean, groups))
         rows.append(found | {"n": len(own)})
     return pd.DataFrame(rows)
 

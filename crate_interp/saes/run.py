@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Unpack, cast
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -29,16 +28,7 @@ from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.questions.provenance import digest_of_labels
 from crate_interp.results.result import Merge, by
 from crate_interp.saes import baselines
-from crate_interp.saes.coders import (
-    Coder,
-    active,
-    check_saes,
-    decoded,
-    encoded,
-    flat,
-    flattens,
-    matched,
-)
+from crate_interp.saes.coders import Coder, active, check_saes, decoded, encoded, flat, prepared
 from crate_interp.saes.result import MEAN, PCA, RANDOM, SAE, ZERO, SaeResult
 from crate_interp.sweeps.moments import added, from_bytes, to_bytes
 
@@ -136,16 +126,17 @@ class EvaluateSaes(Question):
             for name, value in ((ZERO, torch.zeros_like(mean)), (MEAN, mean)):
                 coders[point, name] = baselines.Components(value, value.new_zeros(len(value), 0))
         effects = partial(_effects, question=self, coders=coders, moments=moments)
-        own = yield Pass("autoencoders", effects, _EFFECTS)
-        features = []
-        for _, point, coder, counts in own["features"].itertuples(index=False):
-            # features, and those that no token activates; ablation has none
-            tokens = from_bytes(counts, -1) if coder not in (ZERO, MEAN) else np.zeros(0)
-            numbers = {"features": len(tokens), "dead": int((tokens == 0).sum())}
-            features.append({"point": point, "coder": coder} | numbers)
-        samples: Any = own["samples"]
+        own: Any = yield Pass("autoencoders", effects, _EFFECTS)
+        features = own["features"][["point", "coder"]]
+        # features, and those that no token activates; ablation has none
+        counts = [from_bytes(cell, -1) for cell in own["features"]["active"]]
+        features = features.assign(
+            features=[len(tokens) for tokens in counts],
+            dead=[int((tokens == 0).sum()) for tokens in counts],
+        )
+        features.loc[features["coder"].isin((ZERO, MEAN)), ["features", "dead"]] = 0
         columns = ["point", "coder", "sample", "loss", *_SUMS]
-        return {**own, "samples": samples[columns], "features": pd.DataFrame(features)}
+        return {**own, "samples": own["samples"][columns], "features": features}
 
 
 _EFFECTS: dict[str, Merge] = {  # place: an autoencoder's index, from 0, in the result
@@ -160,13 +151,11 @@ def _checked_mask(model: HookedModel, samples: Samples, mask: Tensor | None) -> 
     if mask is None:
         return None
     wanted = [samples.n, *samples.read(samples.start, samples.start + 1).shape[1:]]
-    if model.unit != "windows" or list(getattr(mask, "shape", [])) != wanted:
-        raise ValueError(
-            f"attention_mask has the shape {list(getattr(mask, 'shape', []))}: give a tensor of 1 "
-            f"and 0 for the tokens of a language model, here {wanted}."
-        )
+    got = list(getattr(mask, "shape", []))
+    if model.unit != "windows" or got != wanted:
+        raise ValueError(f"attention_mask has the shape {got}: give a tensor of 1 and 0, {wanted}.")
     kept = mask.to(model.cfg.device) != 0
-    if not bool((kept[:, 1:] <= kept[:, :-1]).all()) or not bool(kept[:, :2].all()):
+    if not bool((kept[:, 1:] <= kept[:, :-1]).all() & kept[:, :2].all()):
         raise ValueError("attention_mask: give two tokens a row, and padding only after tokens.")
     return kept
 
@@ -174,8 +163,7 @@ def _checked_mask(model: HookedModel, samples: Samples, mask: Tensor | None) -> 
 def vectors_of(sae: Coder, x: Tensor, point: str) -> Tensor:
     """Returns a point's activations in the model's dtype, one row for each row of features."""
     read = flat(sae, x, point)
-    matched(sae, read)  # raises if the autoencoder is on another device
-    return read.flatten(-2) if flattens(sae) else read
+    return read.flatten(-2) if getattr(sae, "hook_z_reshaping_mode", False) else read
 
 
 def weights_of(vectors: Tensor, mask: Tensor | None) -> Tensor:
@@ -196,7 +184,7 @@ def _means(chunk: Chunk, question: EvaluateSaes) -> Tables:
     def add(x: Tensor, hook: Any, mask: Tensor | None) -> None:
         point, sae = hook.name, question.saes[hook.name]
         vectors = vectors_of(sae, x, point)
-        acts = encoded(sae, matched(sae, flat(sae, x, point)), point)
+        acts = encoded(sae, prepared(sae, x, point), point)
         weight = weights_of(vectors, mask).flatten() > 0
         rows = vectors.flatten(0, -2)[weight]
         own = baselines.Moments.of(rows, int(active(acts).flatten(0, -2)[weight].sum()))
@@ -269,7 +257,7 @@ def _put(
     (sae, mean), (point, name) = whole, key
     vectors = vectors_of(sae, x, point)
     if name in _WHOLE:
-        read = matched(coder, flat(coder, x, point))
+        read = prepared(coder, x, point)
         acts = encoded(coder, read, point)
         recons = decoded(coder, acts, read, point).reshape(x.shape).to(x.dtype)
     else:  # constants and PCA do not have the weights' dtype

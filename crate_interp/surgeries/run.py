@@ -43,16 +43,9 @@ from crate_interp.questions.batches import Batch, Chunk, last_point
 from crate_interp.questions.edited_runs import every_entry, joined, with_gradients
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.questions.provenance import digest_of_labels
+from crate_interp.surgeries import steps as surgical
 from crate_interp.surgeries.result import ALL, SurgeryResult
-from crate_interp.surgeries.steps import (
-    Replacement,
-    Step,
-    any_step,
-    check_mix,
-    check_step,
-    replacement_hooks,
-    visible_tokens,
-)
+from crate_interp.surgeries.steps import Replacement, Step
 
 _POINTS = {"hook_attn_out": 0, "mlp.hook_post": 1}  # each point's part of the seed
 DEFAULT: tuple[Replacement, ...] = ("gradient", "neumann", "plus", "minus", 4, "solution")
@@ -119,7 +112,7 @@ class Surgery(Question):
         steps = _steps(model, self.replacements)
         if not isinstance(self.mixes, (list, tuple)):
             raise ValueError(f"mixes={self.mixes!r}: give a list of numbers in [0, 1].")
-        numbers["mixes"] = sorted({check_mix(mix) for mix in self.mixes})
+        numbers["mixes"] = sorted({surgical.check_mix(mix) for mix in self.mixes})
         numbers["directions"] = checks.count("directions", self.directions, least=2)
         numbers["loss"] = true_loss(model, samples, self.labels)
         names = [step.name for step in steps]
@@ -139,12 +132,11 @@ def _steps(model: HookedModel, replacements: Sequence[Replacement] | None) -> li
     chosen, blocks = DEFAULT if replacements is None else replacements, range(len(model.blocks))
     if not isinstance(chosen, (list, tuple)) or not chosen:
         raise ValueError(f"replacements={replacements!r}: give a list such as ['gradient', 4].")
-    steps = [*{step.name: step for step in map(any_step, chosen)}.values()]
+    steps = [*{step.name: step for step in map(surgical.any_step, chosen)}.values()]
     fit = [step for step in steps if not any(step.lacking(block) for block in model.blocks)]  # pyright: ignore
     if replacements is None and fit:
         return fit
-    for step in steps:
-        check_step(model, step, blocks)
+    surgical.check_steps(model, steps, blocks)
     return steps
 
 
@@ -182,14 +174,8 @@ def _of_batch(
     layers, numbers = range(len(model.blocks)), range(batch.start, batch.last + 1)
     where = f"samples {batch.start} to {batch.last}"
 
-    def answers(logits: Tensor, what: str) -> tuple[Tensor, Tensor]:
-        wanted = question.loss.wanted(logits, batch.inputs, numbers)
-        loss = losses(logits.double(), wanted)
-        _check(loss, f"the loss {what}")
-        return loss, hits(logits, wanted)
-
-    def add(table: str, place: dict[str, Any], **numbers_: Tensor) -> None:
-        values = {name: value.detach().cpu().numpy() for name, value in numbers_.items()}
+    def add(table: str, place: dict[str, Any], **columns: Tensor) -> None:
+        values = {name: value.detach().cpu().numpy() for name, value in columns.items()}
         rows[table].append(pd.DataFrame({"sample": numbers, **place, **values}))
 
     points = [point for step in question.steps for point in (step.point, *step.reads)]
@@ -203,7 +189,7 @@ def _of_batch(
     last = (last_point(model), keep)
     with torch.enable_grad():
         logits, acts = with_gradients(model, batch.inputs, names, [last])
-        loss, right = answers(logits, f"in {where}")
+        loss, right = _scored(question, batch, logits, f"in {where}")
         found = torch.autograd.grad(loss.sum(), [acts[name] for name in sorted(targets)])
     gradients, stream = dict(zip(sorted(targets), found, strict=True)), end["stream"]
     acts = {name: value.detach() for name, value in acts.items()}
@@ -211,7 +197,8 @@ def _of_batch(
     def add_answers(place: dict[str, Any], mix: float, hooks: list[Any]) -> None:
         with torch.no_grad():
             logits: Any = model.run_with_hooks(batch.inputs, fwd_hooks=[*hooks, last])
-        loss, right = answers(logits, f"with {mix} of {place['replacement']!r}")
+        what = f"with {mix} of {place['replacement']!r}"
+        loss, right = _scored(question, batch, logits, what)
         away, length = (
             torch.linalg.vector_norm(x, dim=(1, 2)) for x in (end["stream"] - stream, stream)
         )
@@ -222,11 +209,9 @@ def _of_batch(
         total: list[Tensor] = []
         for layer in layers:
             place, name = {"replacement": step.name, "layer": layer}, full_name(step.point, layer)
-            own, gradient, block = acts[name], gradients[name], model.blocks[layer]
+            own, gradient = acts[name], gradients[name]
             read = {point: acts[full_name(point, layer)] for point in (step.point, *step.reads)}
-            visible = visible_tokens(model, layer, own.shape[1])
-            with torch.no_grad():
-                new = step.make(cast(Any, block), read, visible, question.eps).to(own)
+            new = surgical.taken(model, step, layer, read, question.eps)
             _check(new, f"{step.name!r} in layer {layer}, {where}")
             products = [gradient.double() * part.double() for part in (new - own, new)]
             total.append(torch.stack([product.sum(dim=(1, 2)) for product in products]))
@@ -243,7 +228,17 @@ def _of_batch(
         together = sum(random[step.name, layer] for layer in layers)
         random[step.name, ALL] = torch.as_tensor(together)
         for mix in question.mixes:
-            add_answers(place, mix, replacement_hooks(model, [step], layers, mix, question.eps))
+            hooks = surgical.replacement_hooks(model, [step], layers, mix, question.eps)
+            add_answers(place, mix, hooks)
+
+
+def _scored(question: Surgery, batch: Batch, logits: Tensor, what: str) -> tuple[Tensor, Tensor]:
+    """Returns loss and right answers of a batch. what: whose they are, for an error."""
+    numbers = range(batch.start, batch.last + 1)
+    wanted = question.loss.wanted(logits, batch.inputs, numbers)
+    loss = losses(logits.double(), wanted)
+    _check(loss, f"the loss {what}")
+    return loss, hits(logits, wanted)
 
 
 def _check(values: Tensor, what: str) -> None:

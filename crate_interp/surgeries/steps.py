@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -68,11 +69,15 @@ def any_step(
     return Step(chosen, "hook_attn_out", reads, partial(_attention, chosen), _no_u)
 
 
-def visible_tokens(model: HookedModel, layer: int, pos: int) -> Tensor | None:
-    """Returns which tokens each token sees in a layer, `[pos, pos]`; None if each sees all."""
-    if not model.cfg.facts.get("causal", False):
-        return None
-    return contexts(model.cfg, pos, None, torch.device(model.cfg.device))[layer].mask
+def taken(model: HookedModel, step: Step, layer: int, acts: Acts, eps: float) -> Tensor:
+    """Returns a layer's new step from its activations at the step's point and what it reads."""
+    block: Any = model.blocks[layer]
+    own, visible = acts[step.point], None  # each token sees all
+    if model.cfg.facts.get("causal", False):
+        device = torch.device(model.cfg.device)
+        visible = contexts(model.cfg, own.shape[1], None, device)[layer].mask
+    with torch.no_grad():
+        return step.make(block, acts, visible, eps).to(own)
 
 
 @contextmanager
@@ -121,8 +126,7 @@ def replaced(
     chosen = list(range(count)) if layers is None else list(layers) if several else []
     if not chosen or not all(checks.is_int(layer) and 0 <= layer < count for layer in chosen):
         raise ValueError(f"layers={layers!r}: give layers from 0 to {count - 1}, or None for all.")
-    for step in steps:
-        check_step(model, step, chosen)
+    check_steps(model, steps, chosen)
     share, eps = check_mix(mix), checks.positive("eps", eps)
     hooks: Any = replacement_hooks(model, steps, sorted(set(chosen)), share, eps)
     with model.hooks(hooks):
@@ -138,12 +142,9 @@ def replacement_hooks(
         acts[point] = tensor.detach()
 
     def put(tensor: Tensor, hook: Any, step: Step, layer: int, acts: dict[str, Tensor]) -> Tensor:
-        block: Any = model.blocks[layer]
-        with torch.no_grad():
-            acts[step.point] = tensor.detach()
-            new = step.make(block, acts, visible_tokens(model, layer, tensor.shape[1]), eps)
+        new = taken(model, step, layer, acts | {step.point: tensor.detach()}, eps)
         acts.clear()
-        return torch.lerp(tensor, new.to(tensor), mix)
+        return torch.lerp(tensor, new, mix)
 
     hooks: list[Hook] = []
     for layer in layers:
@@ -163,12 +164,11 @@ def check_mix(mix: float) -> float:
     return float(mix)
 
 
-def check_step(model: HookedModel, step: Step, layers: Sequence[int]) -> None:
-    """Raises ValueError, with the reason, if a layer cannot take the step."""
+def check_steps(model: HookedModel, steps: Sequence[Step], layers: Sequence[int]) -> None:
+    """Raises ValueError, with the reason, if a layer cannot take a step."""
     blocks: list[Any] = list(model.blocks)
-    for layer in layers:
-        reason = step.lacking(blocks[layer])
-        if reason:
+    for step, layer in product(steps, layers):
+        if reason := step.lacking(blocks[layer]):
             raise ValueError(f"layer {layer} cannot take {step.name!r}: {reason}.")
 
 

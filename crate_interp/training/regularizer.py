@@ -69,10 +69,8 @@ class SRRRegularizer:
         if any(subspaces(block) is None for block in self.blocks):
             raise ValueError(f"layers of family {model.cfg.family!r} have no U_k: give a CRATE.")
         count = len(self.blocks)
-        chosen: Any = layers if isinstance(layers, (list, tuple, range)) else [layers]
-        if isinstance(layers, str):
-            checks.one_of("layers", layers, ("last", "random"))
-            chosen = range(count) if layers == "random" else [count - 1]
+        named = {"last": [count - 1], "random": range(count)}
+        chosen: Any = named.get(layers, [layers]) if isinstance(layers, (str, int)) else layers
         right = chosen and all(checks.is_int(one) and 0 <= one < count for one in chosen)
         if not right or len(set(chosen)) < len(chosen):
             words = f"different numbers from 0 to {count - 1}"
@@ -87,12 +85,8 @@ class SRRRegularizer:
         self._again = False  # whether a layer is running again, on its recorded input
 
     def __repr__(self) -> str:
-        which = "one of " if self.one else ""
-        return (
-            f"SRRRegularizer(weight={self.weight:g}, layers={which}{self.layers}, "
-            f"eps={self.eps:g}, lambd={self.lambd:g}, penalty={self.penalty!r}, "
-            f"normalise={self.normalise})"
-        )
+        names = ("weight", "layers", "eps", "lambd", "penalty", "normalise")
+        return f"SRRRegularizer({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     def __enter__(self) -> "SRRRegularizer":
         if self._handles:

@@ -109,11 +109,10 @@ def change_point(values: Float[np.ndarray, "n"]) -> Change | None:
     means = np.add.reduceat(values, starts[:-1]) / np.diff(starts)
     fit = fitted(means[None])
     (f,), at = fit.f, starts[fit.at[0]]
-    if not f:
-        return Change(int(at), 0.0, 1.0, values[:at].mean(), values[at:].mean())
-    if spread(fit.rest)[0] < LEAST_SPREAD:
+    if f and spread(fit.rest)[0] < LEAST_SPREAD:
         return None
-    return Change(int(at), float(f), _p_value(fit), values[:at].mean(), values[at:].mean())
+    p = _p_value(fit) if f else 1.0
+    return Change(int(at), float(f), p, values[:at].mean(), values[at:].mean())
 
 
 def _p_value(fit: Fit) -> float:
@@ -187,10 +186,8 @@ def _halves(n: int) -> np.ndarray:
 
 def by_step(tables: Mapping[int, pd.DataFrame]) -> pd.DataFrame:
     """Returns the tables of all steps as one, with a first column `step`."""
-    parts = [table.copy() for table in tables.values()]
-    for step, part in zip(tables, parts, strict=True):
-        part.insert(0, "step", step)
-    return pd.concat(parts, ignore_index=True)
+    every: Any = pd.concat({**tables}, names=["step", "row"])  # pyright: ignore
+    return every.reset_index("step").reset_index(drop=True)
 
 
 def _derived(result: "WatchResult", name: str) -> pd.DataFrame:
@@ -206,9 +203,7 @@ def _changes(result: "WatchResult") -> pd.DataFrame:
         even = len(gaps) - int(len(gaps) > 1 and gaps[-1] != gaps[-2])
         slopes = np.diff(means)[:even] / gaps[:even]
         change = change_point(slopes)
-        found: tuple = (None, np.nan, np.nan, np.nan, np.nan)
-        if change is not None:
-            found = (steps[change.at], *change[1:])
+        found = (None, *[np.nan] * 4) if change is None else (steps[change.at], *change[1:])
         rows.append((*key, *found, len(slopes)))
     return pd.DataFrame(rows, columns=_CHANGES).astype({"head": "Int64", "step": "Int64"})
 
@@ -247,15 +242,13 @@ class WatchResult(Result):
         Raises ValueError if the model was not measured at this step.
         """
         if step not in self.steps:
-            raise ValueError(
-                f"step={checks.shown(step)}: the model was measured at the steps "
-                f"{', '.join(map(str, self.steps[:20]))}."
-            )
-        tables: dict[str, Any] = {}
-        for name in STORED:
-            rows: Any = self._table(name)
-            tables[name] = rows[rows["step"] == step].drop(columns="step").reset_index(drop=True)
-        tables["controls"] = no_controls()
+            known = ", ".join(map(str, self.steps[:20]))
+            raise ValueError(f"step={checks.shown(step)}: the model was measured at steps {known}.")
+        every: dict[str, Any] = {name: self._table(name) for name in STORED}
+        tables = {
+            name: table[table["step"] == step].drop(columns="step").reset_index(drop=True)
+            for name, table in every.items()
+        } | {"controls": no_controls()}
         own = {"format", "result", "steps", "not_measured"}
         meta = {name: value for name, value in self.meta.items() if name not in own}
         return SweepResult(tables, meta | {"step": step, "controls": 0})
@@ -289,13 +282,10 @@ class WatchResult(Result):
         """Returns what was measured at which steps, and how many series change their course."""
         p, steps = self._table("changes")["p"].dropna(), self.steps
         missed = self.meta["not_measured"]
+        words = "too few steps to tell where a series changes its course"
         if len(p):
-            words = (
-                f"{(p <= LEVEL).sum()} of {len(p)} series change their course (p at most "
-                f"{LEVEL:g}; by chance at most {LEVEL * len(p):.0f} would)"
-            )
-        else:
-            words = "too few steps to tell where a series changes its course"
+            words = f"{(p <= LEVEL).sum()} of {len(p)} series change their course (p at most "
+            words += f"{LEVEL:g}; by chance at most {LEVEL * len(p):.0f} would)"
         where = f"{self.counted_samples()}, step {steps[0]:,} to {steps[-1]:,}"
         lost = f" Not measured: step {', '.join(missed)}." if missed else ""
         return f"{self.meta['model'] or 'a model'} on {where}: {words}.{lost}"

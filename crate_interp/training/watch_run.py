@@ -70,8 +70,8 @@ class Watch:
         self.now = self.start
         with ExitStack() as stack:
             if self.out is not None:
-                fixed = {name: value for name, value in self.meta.items() if name not in _FREE}
-                settings = {**fixed, "every": self.every}
+                settings = {name: self.meta[name] for name in self.meta if name not in _FREE}
+                settings |= {"every": self.every}
                 folder = in_folder(self.out, WatchResult, settings, self.code, resume=self.resume)
                 self._chunks = stack.enter_context(folder)
                 self._chunks.open(self.work.step)
@@ -89,16 +89,15 @@ class Watch:
         """Raises ValueError if the model's numbers at this step differ from those in the folder."""
         kept, now = self._steps[self.now], self._tables()
         for name in ("samples", "moments", "weights"):
-            for column in kept[name].select_dtypes("float").columns.difference(["n", "squares"]):
-                was, found = (tables[name][column].to_numpy() for tables in (kept, now))
-                # a wide tolerance: another device or precision does not make it another training
-                same = was.shape == found.shape
-                if not same or not np.allclose(was, found, 1e-2, 1e-4, equal_nan=True):
-                    raise ValueError(
-                        f"{self.out} holds another training: at step {self.now} the mean of "
-                        f"{column} differs between folder and model. Give another out, the start= "
-                        "of the model's checkpoint, or resume=False."
-                    )
+            columns = kept[name].select_dtypes("float").columns.difference(["n", "squares"])
+            was, found = (tables[name][columns].to_numpy() for tables in (kept, now))
+            # a wide tolerance: another device or precision does not make it another training
+            if was.shape != found.shape or not np.allclose(was, found, 1e-2, 1e-4, equal_nan=True):
+                raise ValueError(
+                    f"{self.out} holds another training: at step {self.now} its {name} differ from "
+                    "the model's. Give another out, the start= of the model's checkpoint, or "
+                    "resume=False."
+                )
 
     def __exit__(self, kind: type | None, *error: object) -> None:
         opened, self._open = self._open or ExitStack(), None
@@ -219,8 +218,7 @@ def watch(
     every, limit = checks.count("every", every), checks.count("limit", limit)
     options = run_options(watch, {"limit": limit, "batch_size": batch_size, "tag": tag})
     start, resume = checks.count("start", start, least=0), checks.flag("resume", resume)
-    named = None if callback is None else checks.one_of("callback", callback, tuple(_TRAINERS))
-    made = Watch if named is None else _callback(named)
+    made = Watch if callback is None else _callback(callback)
     check_model(model)
     question, samples = Sweep(probes).opened(model, data, options)
     meta = data_meta(model, samples, options.batch_size) | question.facts(model)
@@ -241,14 +239,15 @@ def _remembered(samples: Samples, size: int, masks: bool) -> tuple[Samples, dict
     The digests are `CONTENTS` of sample_ranges. Samples are read in batches of `size`, with their
     masks if `masks` is True.
     """
-    notes, start, stop = Notes(), samples.start, samples.start + samples.n
+    notes = Notes()
     noted = noting(samples, notes)
     of_masks = None if noted.masks is None else _copied(noted.masks)
     kept = replace(noted, read=_copied(noted.read), masks=of_masks, files=None)
     bad = sum(len(read_runs(kept, *ends, masks).bad) for ends in ranges_of(kept, size))
     if samples.files is None:
         return kept, {}
-    return kept, contents(table_of(notes), start, stop, samples.n - bad)
+    ends = samples.start, samples.start + samples.n
+    return kept, contents(table_of(notes), *ends, samples.n - bad)
 
 
 def _copied(read: Reads) -> Reads:
@@ -291,6 +290,7 @@ def _callback(trainer: str) -> Any:
 
     Lightning has two packages: `lightning.pytorch` is used if it is already imported.
     """
+    checks.one_of("callback", trainer, tuple(_TRAINERS))
     package, base, place, first = _TRAINERS[trainer]
     if trainer == "lightning" and "lightning.pytorch" in sys.modules:
         package = "lightning.pytorch"

@@ -1,6 +1,6 @@
 """ci.atlas: what every dictionary atom fires on, what it changes, and its nearest atoms."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Unpack, cast
@@ -264,16 +264,13 @@ class MakeAtlas(Question):
     def plan(self, run: Experiment) -> Plan:
         """Yields the passes, and returns the tables of the result."""
         effects = partial(atom_effects.effect_sums, loss=self.loss)
-        steps = [
-            Atoms(self.top).passes(run.model),
-            Pass("effects", effects, {"effects": Atlas.STORED["effects"]}),
-        ]
-        atoms, effects = yield steps
+        second = Pass("effects", effects, {"effects": Atlas.STORED["effects"]})
+        atoms, effects = yield [Atoms(self.top).passes(run.model), second]
         skipped = run.facts["atoms"].get("skipped")
         of_few = partial(
-            _of_few, ablate=self.ablate, loss=self.loss, progress=run.options.progress,
+            _of_few, question=self, progress=run.options.progress,
             top=atoms["top"], effects=effects["effects"],
-            skipped=() if skipped is None else tuple(skipped["sample"].tolist()),
+            skipped=set() if skipped is None else {*skipped["sample"].tolist()},
         )  # fmt: skip
         few = {name: Atlas.STORED[name] for name in _FEW}
         return atoms | effects | (yield Pass("few", of_few, few, whole=True))
@@ -281,18 +278,17 @@ class MakeAtlas(Question):
 
 def _of_few(
     chunk: Chunk,
-    ablate: int,
-    loss: Loss,
+    question: MakeAtlas,
     progress: bool,
     top: pd.DataFrame,
     effects: pd.DataFrame,
-    skipped: Sequence[int],
+    skipped: set[int],
 ) -> Tables:
     """Returns the last pass's tables: those of `ablate` samples, of weights and of excerpts."""
-    model, samples, left_out = chunk.model, chunk.samples, set(skipped)
-    there = [n for n in range(samples.start, samples.start + samples.n) if n not in left_out]
+    model, samples = chunk.model, chunk.samples
+    there = [n for n in range(samples.start, samples.start + samples.n) if n not in skipped]
     # a quarter of the samples costs less than all else together; 8 are needed for an interval
-    count = min(ablate, max(len(there) // 4, min(len(there) // 2, _LEAST)))
+    count = min(question.ablate, max(len(there) // 4, min(len(there) // 2, _LEAST)))
     numbers = [there[place * len(there) // count] for place in range(count)]
     inputs = None
     if numbers:
@@ -300,9 +296,10 @@ def _of_few(
         inputs = inputs.to(model.cfg.device)
     with torch.no_grad():
         known = directions(model)
+    tried = atom_effects.ablations(model, inputs, numbers, question.loss, effects, progress)
     tables = {
         "logits": logit_effects(model, None if model.cfg.residual else inputs, numbers, samples),
-        "ablations": atom_effects.ablations(model, inputs, numbers, loss, effects, progress),
+        "ablations": tried,
         "directions": known,
         **excerpts(top, model, samples, progress),
     }

@@ -15,15 +15,10 @@ from crate_hooks import full_name
 from crate_interp.core.progress import tqdm
 from crate_interp.data import Samples
 from crate_interp.models.hooked import HookedModel
+from crate_interp.questions import edited_runs
 from crate_interp.questions.answers import Loss, losses
 from crate_interp.questions.batches import Chunk
-from crate_interp.questions.edited_runs import (
-    after_layer,
-    at_once,
-    every_entry,
-    pieces,
-    with_gradients,
-)
+from crate_interp.questions.edited_runs import every_entry, pieces
 from crate_interp.questions.experiment import Tables
 from crate_interp.stats.contrasts import MOST_GROUPS, by_group, columns_of_sums
 from crate_interp.stats.intervals import mean_interval
@@ -49,7 +44,7 @@ def loss_effects(
     effects, values = [], []
     for piece, own in pieces(model, inputs, numbers):
         with torch.enable_grad():
-            logits, codes = with_gradients(model, piece, code_points(model))
+            logits, codes = edited_runs.with_gradients(model, piece, code_points(model))
             value = losses(logits, loss.wanted(logits, piece, own))
             effects.append(-code_times_gradient(value.sum(), codes.values()))
         values.append(value.detach().double().cpu())
@@ -248,11 +243,11 @@ def _without(
     directions = model.blocks[layer].mlp.written()
     copies = _TOKENS // (len(inputs) * codes.shape[1])
     if model.cfg.kind == "text":
-        copies = min(copies, at_once(model, inputs) // len(inputs))
+        copies = min(copies, edited_runs.at_once(model, inputs) // len(inputs))
     after = []
     for group in atoms.to(codes.device).split(max(1, copies)):
         gone = einsum(codes[..., group], directions[group], "b n atom, atom d -> atom b n d")
         many, wanted = (one.repeat(len(group), *[1] * (one.ndim - 1)) for one in (inputs, right))
-        logits = after_layer(model, layer, (stream - gone).flatten(0, 1), many)
+        logits = edited_runs.after_layer(model, layer, (stream - gone).flatten(0, 1), many)
         after.append(losses(logits, wanted).unflatten(0, (len(group), -1)).double())
     return torch.cat(after)

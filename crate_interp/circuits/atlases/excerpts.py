@@ -31,22 +31,19 @@ def excerpts(
     row for each place. The other table is empty. The samples are read from the data again.
     """
     wanted: Any = places[["sample", "token"]].drop_duplicates()
-    wanted = wanted.sort_values(["sample", "token"])
-    by_sample = {sample: own.tolist() for sample, own in wanted.groupby("sample")["token"]}
     text = model.cfg.kind == "text"
     names = answer_names(model) if text else []
     if all(name.isdigit() for name in names):  # without a tokenizer, a space and the id
         names = [f" {name}" for name in names]
     rows: list[tuple] = []
-    bar = tqdm(by_sample.items(), desc="contexts" if text else "images", disable=not progress)
-    for sample, tokens in bar:
+    by_sample = wanted.sort_values(["sample", "token"]).groupby("sample")["token"]
+    for sample, tokens in tqdm(by_sample, "contexts" if text else "images", disable=not progress):
         inputs = samples.read(sample, sample + 1)[0]
         if text:
             words = [names[token] for token in inputs.tolist()]
-            for at in tokens:
-                before = "".join(words[max(0, at - _BEFORE) : at])
-                after = "".join(words[at + 1 : at + 1 + _AFTER])
-                rows.append((sample, at, before, words[at], after))
+            for at in tokens.tolist():
+                before, after = words[max(0, at - _BEFORE) : at], words[at + 1 : at + 1 + _AFTER]
+                rows.append((sample, at, "".join(before), words[at], "".join(after)))
         else:
             picture, patch = rgb(inputs, model.cfg), model.cfg.patch_size
             grid = (side // one for side, one in zip(picture.shape, patch, strict=False))

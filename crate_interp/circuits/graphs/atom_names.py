@@ -16,13 +16,8 @@ from torch import Tensor
 
 from crate_interp.circuits.atlases.atom_logits import answer_names
 from crate_interp.circuits.atlases.excerpts import excerpts
-from crate_interp.circuits.graphs.concepts import (
-    Concept,
-    of_patches,
-    of_samples,
-    of_tokens,
-    special_tokens,
-)
+from crate_interp.circuits.graphs import concepts
+from crate_interp.circuits.graphs.concepts import Concept
 from crate_interp.core import checks
 from crate_interp.core.pictures import decoded
 from crate_interp.core.run_options import Run, run_options
@@ -34,6 +29,7 @@ from crate_interp.models.hook_points import check_atoms
 from crate_interp.models.hooked import HookedModel
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk, Reading
+from crate_interp.questions.edited_runs import every_entry
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.results.result import Result, first
 from crate_interp.stats.intervals import halves
@@ -122,9 +118,8 @@ class AtomNames(Result):
 def cut_out(file: bytes, place: tuple[int, int], grid: tuple[int, int]) -> bytes:
     """Returns a patch of a picture with half a patch around it, as a WebP file."""
     image = decoded(file, "an example").convert("RGB")
-    high, wide = image.height / grid[0], image.width / grid[1]
-    box = [(place[1] - 0.5) * wide, (place[0] - 0.5) * high]
-    box += [(place[1] + 1.5) * wide, (place[0] + 1.5) * high]
+    sides = (place[1], image.width / grid[1]), (place[0], image.height / grid[0])
+    box = [(start + end) * side for end in (-0.5, 1.5) for start, side in sides]
     cut = image.crop((round(box[0]), round(box[1]), round(box[2]), round(box[3])))
     buffer = io.BytesIO()
     cut.resize((_SIDE, _SIDE), Image.Resampling.NEAREST).save(buffer, "WEBP", quality=70)
@@ -170,7 +165,7 @@ class NamesOfAtoms(Question):
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
         """Returns what run.json and meta record of the question."""
-        return {"settings": {"seed": self.seed, "special": special_tokens(model) or 0}}
+        return {"settings": {"seed": self.seed, "special": concepts.special_tokens(model) or 0}}
 
     def plan(self, run: Experiment) -> Plan:
         """Yields the passes, and returns the tables of the result."""
@@ -181,11 +176,10 @@ class NamesOfAtoms(Question):
 
 def _named(chunk: Chunk, seed: int, progress: bool) -> Tables:
     """Returns the tables of all layers."""
-    samples = chunk.samples
-    layers = len(chunk.model.blocks)
-    means: list[list[Tensor]] = [[] for _ in range(layers)]
-    codes: list[list[Tensor]] = [[] for _ in range(layers)]
-    largest: list[list[Tensor]] = [[] for _ in range(layers)]
+    samples, layers = chunk.samples, range(len(chunk.model.blocks))
+    kept: dict[str, list[list[Tensor]]] = {
+        name: [[] for _ in layers] for name in ("means", "codes", "largest")
+    }
     inputs, masks, numbers = [], [], []
 
     def compared(batch: Batch, pos: int) -> int:
@@ -193,38 +187,34 @@ def _named(chunk: Chunk, seed: int, progress: bool) -> Tables:
 
     def read(layer: int, acts: Any, batch: Batch) -> None:
         code = acts[CODE].detach().float()
-        means[layer].append(code.mean(dim=1).cpu())
-        codes[layer].append(code[: compared(batch, code.shape[1])].cpu())
-        largest[layer].append(_largest(code, batch.start))
+        kept["means"][layer].append(code.mean(dim=1).cpu())
+        kept["codes"][layer].append(code[: compared(batch, code.shape[1])].cpu())
+        kept["largest"][layer].append(_largest(code, batch.start))
 
     for batch in chunk.batches():
         chunk.measure(batch, [Reading([CODE], read)])
-        numbers += range(batch.start, batch.last + 1)
-        count = compared(batch, codes[0][0].shape[1])
+        numbers += range(batch.start - samples.start, batch.last + 1 - samples.start)
+        count = compared(batch, kept["codes"][0][0].shape[1])
         inputs.append(batch.inputs[:count].cpu())
         masks += [] if batch.masks is None else [batch.masks[:count]]
     if not numbers:
         return {}
-    tokens = [torch.cat(parts) for parts in codes]
+    tokens = [torch.cat(parts) for parts in kept["codes"]]
     if chunk.model.cfg.kind == "text":
         words = [visible(word) for word in answer_names(chunk.model)]
-        concepts = of_tokens(torch.cat(inputs), words)
+        known = concepts.of_tokens(torch.cat(inputs), words)
     else:
         pictures = torch.cat(masks) if masks else None
-        concepts = of_patches(chunk.model, len(tokens[0]), tokens[0].shape[1], pictures)
-    own = None if samples.labels is None else [samples.labels[n - samples.start] for n in numbers]
-    classes = of_samples(own, samples.names)
+        known = concepts.of_patches(chunk.model, len(tokens[0]), tokens[0].shape[1], pictures)
+    own = None if samples.labels is None else [samples.labels[n] for n in numbers]
+    classes = concepts.of_samples(own, samples.names)
     generator = torch.Generator().manual_seed(seed)
-    groups = None
-    if samples.groups is not None:
-        groups = np.array([samples.groups[n - samples.start] for n in numbers])
+    groups = None if samples.groups is None else np.array(samples.groups)[numbers]
     rows = [
-        _of_layer(
-            layer, torch.cat(means[layer]), classes, tokens[layer], concepts, generator, groups
-        )
-        for layer in range(layers)
+        _of_layer(layer, torch.cat(means), classes, tokens[layer], known, generator, groups)
+        for layer, means in enumerate(kept["means"])
     ]
-    places = pd.concat([_examples(layer, parts) for layer, parts in enumerate(largest)])
+    places = pd.concat([_examples(layer, parts) for layer, parts in enumerate(kept["largest"])])
     found = excerpts(places, chunk.model, samples, progress)
     for column in ("before", "at", "after"):
         found["contexts"][column] = [visible(word) for word in found["contexts"][column]]
@@ -245,12 +235,11 @@ def _examples(layer: int, parts: list[Tensor]) -> pd.DataFrame:
     """Returns the rows of the table "examples" of a layer."""
     every = torch.cat(parts)  # [place, 3, atom]
     best = every[:, 0].topk(min(EXAMPLES, len(every)), dim=0).indices  # [rank, atom]
-    value, sample, token = (every[:, part].gather(0, best).flatten() for part in range(3))
-    rank, atom = np.indices(best.shape).reshape(2, -1)
-    table: Any = pd.DataFrame({"layer": layer, "atom": atom, "rank": rank})
-    table = table.assign(sample=sample.long().numpy(), token=token.long().numpy())
-    table = table.assign(value=value.numpy())
-    return table[table["value"] > 0]
+    value, sample, token = (every[:, part].gather(0, best) for part in range(3))
+    ranks, atoms = map(range, best.shape)
+    table: Any = every_entry("value", value, layer=[layer], rank=ranks, atom=atoms)
+    table = table.assign(sample=sample.long().numpy().ravel(), token=token.long().numpy().ravel())
+    return table[table["value"] > 0][["layer", "atom", "rank", "sample", "token", "value"]]
 
 
 def _of_layer(
@@ -258,15 +247,15 @@ def _of_layer(
     means: Float[Tensor, "sample atom"],
     classes: list[Concept],
     tokens: Float[Tensor, "compared pos atom"],
-    concepts: list[Concept],
+    candidates: list[Concept],
     generator: torch.Generator,
     groups: Int[np.ndarray, "sample"] | None = None,
 ) -> pd.DataFrame:
     """Returns the rows of the table "names" of a layer; groups: those of the samples."""
     at_position = torch.from_numpy(rankdata(tokens.numpy(), axis=0)).float()
-    held = [(at_position, [one for one in concepts if one[1] != "position"]), (means, classes)]
+    held = [(at_position, [one for one in candidates if one[1] != "position"]), (means, classes)]
     table: Any = _best(held, _dealt, generator, groups)
-    free = [(tokens, [one for one in concepts if one[1] == "position"])]
+    free = [(tokens, [one for one in candidates if one[1] == "position"])]
     places = _best(free, _shifted, generator, groups)
     table = table.where(table["auc"] > table["null"], places)
     table.loc[~(table["auc"] > table["null"]), ["name", "kind"]] = ""
@@ -287,15 +276,13 @@ def _best(
     one side, if there are several. auc: the mean over splits. null: the 95th percentile of the
     score in a split, over atoms and splits, if candidates are disturbed first.
     """
-    every = [concept for _, concepts in sources for concept in concepts]
+    every = [candidate for _, candidates in sources for candidate in candidates]
     if not every:
         blank = {"name": "", "kind": "", "auc": 0.5, "null": 0.5, "present": 0, "n": 0}
         return pd.DataFrame(blank, index=range(sources[0][0].shape[-1]))
     there = [
-        torch.stack([on for *_, on in concepts])
-        if concepts
-        else torch.zeros(0, *values.shape[:-1], dtype=torch.bool)
-        for values, concepts in sources
+        torch.stack([torch.zeros(values.shape[:-1], dtype=torch.bool), *(on for *_, on in own)])[1:]
+        for values, own in sources
     ]
     scores, places, splits = [], [], []
     for values, _ in sources:
@@ -317,15 +304,12 @@ def _best(
         places.append(best[0, 0])
     own, null = torch.stack(scores).unbind(dim=1)
     best = [every[place] for place in torch.stack(places).mode(dim=0).values.tolist()]
-    return pd.DataFrame(
-        {
-            "name": [name for name, _, _ in best],
-            "kind": [kind for _, kind, _ in best],
-            "auc": own.mean(dim=0).numpy(),
-            "null": float(null.quantile(0.95)),
-            "present": [int(on.sum()) for *_, on in best],
-            "n": [on.numel() for *_, on in best],
-        }
+    table = pd.DataFrame([(name, kind) for name, kind, _ in best], columns=["name", "kind"])
+    return table.assign(
+        auc=own.mean(dim=0).numpy(),
+        null=float(null.quantile(0.95)),
+        present=[int(on.sum()) for *_, on in best],
+        n=[on.numel() for *_, on in best],
     )
 
 

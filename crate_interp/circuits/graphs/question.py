@@ -112,8 +112,6 @@ def asked(
     elif position is not None:
         raise ValueError("logits of a classifier are those of the image: leave out position.")
     here = logits[0] if place is None else logits[0, place]
-    if not bool(here.isfinite().all()):
-        raise ValueError("the model's logits hold NaN or Inf, so there is no answer to explain.")
     if target is None:
         return Question(int(here.argmax()), None, place)
     pair = target if isinstance(target, (tuple, list)) else (target,)

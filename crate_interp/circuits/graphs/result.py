@@ -266,11 +266,8 @@ class AttributionGraph(Result):
         Codes are written as its "cross layer transcoder" features, since their page knows no other
         name; there are no error nodes, and biases are left out. Edges are summed over heads.
         """
-        path = Path(path)
-        if path.suffix != ".json":
-            raise ValueError(f"{str(path)!r}: give the name of a .json file.")
-        write_text(path, json.dumps(circuit_tracer_json(self), allow_nan=False))
-        return path
+        write_text(Path(path), json.dumps(circuit_tracer_json(self), allow_nan=False))
+        return Path(path)
 
 
 def circuit_tracer_json(graph: "AttributionGraph") -> dict[str, Any]:

@@ -11,30 +11,13 @@ from torch import Tensor
 
 from crate_interp.circuits.atlases.atom_logits import answer_names
 from crate_interp.circuits.atlases.excerpts import as_webp, rgb
-from crate_interp.circuits.graphs import trust
+from crate_interp.circuits.graphs import question as questions
+from crate_interp.circuits.graphs import result, trust
 from crate_interp.circuits.graphs.atom_names import AtomNames
 from crate_interp.circuits.graphs.concepts import special_tokens
 from crate_interp.circuits.graphs.derivatives import FREEZABLE, CutPass, Explained, values
-from crate_interp.circuits.graphs.question import (
-    Question,
-    Target,
-    asked,
-    check_model,
-    one_sample,
-    read_part,
-    sample_digest,
-)
-from crate_interp.circuits.graphs.result import (
-    BIAS,
-    EMBEDDING,
-    MODEL,
-    RIVAL,
-    RIVAL_NODES,
-    TARGET,
-    UNTRAINED,
-    AttributionGraph,
-    node_name,
-)
+from crate_interp.circuits.graphs.question import Question, Target
+from crate_interp.circuits.graphs.result import AttributionGraph, node_name
 from crate_interp.circuits.graphs.selection import SKIP, Graph, edge_table, select
 from crate_interp.core import checks
 from crate_interp.core.progress import tqdm
@@ -43,6 +26,7 @@ from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hooked import HookedModel
+from crate_interp.questions.edited_runs import joined
 from crate_interp.questions.provenance import model_meta
 from crate_interp.questions.untrained_twins import twin
 
@@ -103,7 +87,7 @@ def graph(
         ValueError: Before work starts, for a model without logits or codes, for several samples,
             and for a target, position or share that cannot be.
     """
-    check_model(model)
+    questions.check_model(model)
     check_gradients("graph", model)
     frozen = freeze if isinstance(freeze, (tuple, list)) else (freeze,)
     if not set(frozen) <= set(FREEZABLE):
@@ -117,13 +101,13 @@ def graph(
     digest = model_meta(model, 1)["model_digest"]
     if names is not None and getattr(names, "meta", {}).get("model_digest") != digest:
         raise ValueError("names: give those of this model, ci.circuits.atom_names(model, data).")
-    sample = one_sample(model, inputs)
+    sample = questions.one_sample(model, inputs)
     with torch.no_grad():
-        question = asked(model, model(sample), target, position)
-    sample = read_part(model, sample, question)
-    result = AttributionGraph(*_measured(model, sample, question, settings, seed, names))
-    object.__setattr__(result, "_case", (model, sample))
-    return result
+        question = questions.asked(model, model(sample), target, position)
+    sample = questions.read_part(model, sample, question)
+    found = AttributionGraph(*_measured(model, sample, question, settings, seed, names))
+    object.__setattr__(found, "_case", (model, sample))
+    return found
 
 
 def _measured(
@@ -137,7 +121,7 @@ def _measured(
     """Returns the tables and the meta of a graph."""
     with torch.enable_grad(), tqdm(total=5, desc="graph", delay=_WAIT, leave=False) as bar:
         cut, chosen = _chosen(model, sample, question, settings)
-        case = cut.case
+        case, kept = cut.case, chosen.kept
         bar.update()
         tables = graph_tables(cut, chosen, names)
         bar.update()
@@ -145,15 +129,15 @@ def _measured(
         bar.update()
         other: Any = twin(model, seed)
         with torch.no_grad():
-            own_answer = asked(other, other(sample), None, question.position)
+            own_answer = questions.asked(other, other(sample), None, question.position)
         untrained, drawn = _chosen(other, sample, own_answer, settings)
         beside = _trust(untrained.case, drawn, trust.DRAWS_UNTRAINED, seed)
         bar.update()
         rival, table = _rival(case, settings, seed)
         bar.update()
-    for name in own:
-        both = [own[name].assign(network=MODEL), beside[name].assign(network=UNTRAINED)]
-        tables[name] = pd.concat(both, ignore_index=True)
+    own = {name: rows.assign(network=result.MODEL) for name, rows in own.items()}
+    beside = {name: rows.assign(network=result.UNTRAINED) for name, rows in beside.items()}
+    tables |= joined({name: [own[name], beside[name]] for name in own})
     tables["whole"] = pd.concat([tables["whole"], table], ignore_index=True)
     answers = names_of(model)
     target = {
@@ -165,10 +149,9 @@ def _measured(
     words: list[Any] = sample[0].tolist() if model.cfg.kind == "text" else []
     with suppress(ValueError):  # there is no tokenizer
         words = words and net.to_str_tokens(sample[0])
-    codes, kept = case.codes, chosen.kept
     return tables, model_meta(model, 1) | {
-        "settings": settings | {"seed": seed, "shape": [len(codes), *codes[0].shape]},
-        "target": target, "sample": sample_digest(sample),
+        "settings": settings | {"seed": seed, "shape": [len(case.codes), *case.codes[0].shape]},
+        "target": target, "sample": questions.sample_digest(sample),
         "scores": {"completeness": kept.completeness, "replacement": kept.replacement},
         "tokens": [visible(str(word)) for word in words], "special": special_tokens(model),
         "untrained": untrained.case.target,
@@ -200,7 +183,7 @@ def _rival(
     nodes = inside(cut.case, chosen)
     tables = [
         trust.alone_and_gone(one, nodes, 0, seed).assign(network=name)
-        for name, one in ((RIVAL, cut.case), (RIVAL_NODES, case))
+        for name, one in ((result.RIVAL, cut.case), (result.RIVAL_NODES, case))
     ]
     name = names_of(case.model)[others[0]]
     found = {"answer": others[0], "name": name, "logit": cut.case.target}
@@ -223,19 +206,17 @@ def graph_tables(cut: CutPass, chosen: Graph, names: AtomNames | None) -> dict[s
     """Returns the tables of the graph itself; "picture" is empty for a text."""
     case, model = cut.case, cut.case.model
     nodes, edges = _nodes_and_edges(cut, chosen)
-    places = []
-    for layer in range(-1, len(case.codes)):
-        sums = case.attribution(layer).sum(dim=1).cpu().numpy()
+    places, layers = [], []
+    for layer, bias in enumerate([0.0, *trust.baselines(case)], -1):
+        attribution = case.attribution(layer)
+        sums = attribution.sum(dim=1).cpu().numpy()
         places.append(pd.DataFrame({"layer": layer, "pos": range(len(sums)), "attribution": sums}))
+        if layer >= 0:
+            total, active = float(attribution.sum()), int((case.codes[layer] != 0).sum())
+            layers.append((layer, active, total, bias, case.target - total - bias))
     logits = case.logits.double().cpu()
     answers = pd.DataFrame({"name": names_of(model), "logit": logits - logits.mean()})
     answers = answers.assign(probability=logits.softmax(dim=0).numpy()).rename_axis("answer")
-    rows = []
-    for layer, bias in enumerate(trust.baselines(case)):
-        total = float(case.attribution(layer).sum())
-        active = int((case.codes[layer] != 0).sum())
-        rows.append((layer, active, total, bias, case.target - total - bias))
-    layers = pd.DataFrame(rows, columns=["layer", "active", "attribution", "bias", "error"])
     picture = pd.DataFrame({"webp": [], "rows": [], "columns": []}).astype({"webp": object})
     if model.cfg.kind != "text":
         cfg: Any = model.cfg
@@ -256,7 +237,7 @@ def graph_tables(cut: CutPass, chosen: Graph, names: AtomNames | None) -> dict[s
     return {
         "nodes": nodes,
         "edges": edges,
-        "layers": layers,
+        "layers": pd.DataFrame(layers, columns=["layer", "active", "attribution", "bias", "error"]),
         "answers": answers.reset_index().astype({"logit": float}),
         "places": pd.concat(places, ignore_index=True),
         "picture": picture,
@@ -274,34 +255,35 @@ def _nodes_and_edges(cut: CutPass, chosen: Graph) -> tuple[pd.DataFrame, pd.Data
     linked = chosen.kept.edges.any(dim=0) | (chosen.nodes[:, 0] >= 0)
     kept = (chosen.kept.nodes & linked).nonzero()[:, 0].tolist()
     names = [
-        node_name(layer, pos, TARGET if layer == count else atom)
+        node_name(layer, pos, result.TARGET if layer == count else atom)
         for layer, pos, atom in chosen.nodes.tolist()
     ]
     nodes: list[tuple] = []
     edges = [(names[s], names[t], *more) for s, t, *more in edge_table(case, chosen)]
     for number in kept:
-        layer, pos, atom = chosen.nodes[number].tolist()
-        value, rest = np.nan, float(chosen.rest[number])
-        influence = float(chosen.influence[number]) if layer < count else 1.0
+        (layer, pos, atom), rest = chosen.nodes[number].tolist(), float(chosen.rest[number])
         if layer == count:
-            value, attribution, atom = case.target, case.target, TARGET
+            numbers = (result.TARGET, case.target, case.target, 1.0)
         else:
-            attribution = float(case.attribution(layer)[pos, max(atom, 0)])
             value = float(case.codes[layer][pos, atom]) if layer >= 0 else np.nan
-        nodes.append((names[number], layer, pos, atom, value, attribution, influence))
+            attribution = float(case.attribution(layer)[pos, max(atom, 0)])
+            numbers = (atom, value, attribution, float(chosen.kept.influence[number]))
+        nodes.append((names[number], layer, pos, *numbers))
         if layer >= 0 and rest:
-            edges.append((node_name(layer, -1, BIAS), names[number], rest, SKIP))
+            edges.append((node_name(layer, -1, result.BIAS), names[number], rest, SKIP))
     for layer in range(count + 1):
         added = float(chosen.rest[-1])
         if layer < count:
             slope = case.slopes_before[layer]
             whole = float((case.before[layer].double() * slope.double()).sum())
             added = whole - cut.carried(layer, slope)
-        nodes.append((node_name(layer, -1, BIAS), layer, -1, BIAS, np.nan, added, 0.0))
+        nodes.append(
+            (node_name(layer, -1, result.BIAS), layer, -1, result.BIAS, np.nan, added, 0.0)
+        )
     columns = ["node", "layer", "pos", "atom", "value", "attribution", "influence"]
     table: Any = pd.DataFrame(nodes, columns=columns).assign(effect=np.nan, label="")
     # real forwards without each node; in a large network without those of the largest influence
-    real = table[(table["atom"] >= EMBEDDING) & (table["layer"] < count)]
+    real = table[(table["atom"] >= result.EMBEDDING) & (table["layer"] < count)]
     work = len(case.embedded) * case.model.n_params_total
     for layer, rows in real.nlargest(max(_EFFECTS, _WORK // work), "influence").groupby("layer"):
         after = trust.without(case, int(layer), torch.tensor(rows[["pos", "atom"]].to_numpy()))

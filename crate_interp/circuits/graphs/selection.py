@@ -27,12 +27,14 @@ class Kept:
     completeness: the share of the effects on the graph's nodes, weighted by their influence, that
     come from nodes of the graph. replacement: the share of the influence of all that has no
     further source in the graph, which embeddings hold; the rest enters from nodes outside.
+    influence: of each node, kept or not.
     """
 
     nodes: Bool[Tensor, "node"]
     edges: Bool[Tensor, "node node"]
     completeness: float
     replacement: float
+    influence: Float[Tensor, "node"]
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,13 @@ class Graph:
     nodes: (layer, token, atom) of each node, embeddings (-1, token, -1) first, from the lowest
     layer up; the target (n_layers, -1, -1) is the last. effects: `[target, source]`. rest: what no
     effect carries of each node's pre-threshold value: biases, and with a curved step its remainder.
-    influence: of each node. slopes: the derivative with respect to the heads of a node's own layer
+    slopes: the derivative with respect to the heads of a node's own layer
     at its own token, by the node's number.
     """
 
     nodes: Int[Tensor, "node 3"]
     effects: Float[Tensor, "node node"]
     rest: Float[Tensor, "node"]
-    influence: Float[Tensor, "node"]
     slopes: dict[int, Float[Tensor, "head d_head"]]
     kept: Kept
 
@@ -77,15 +78,21 @@ def select(cut: CutPass, nodes: float, edges: float, most: int) -> Graph:
     sources = {layer: _largest(case, layer) for layer in range(-1, count)}
     shares = {layer: torch.zeros(len(own), dtype=torch.float64) for layer, own in sources.items()}
     chosen: dict[int, Tensor] = {}
-    rows: dict[int, _Rows] = {count: _rows(cut, count, torch.zeros(1).long(), sources)}
-    _pass_on(rows[count], torch.ones(1, dtype=torch.float64), shares)
+    rows: dict[int, _Rows] = {}
+
+    def look_at(layer: int, nodes: Tensor, influence: Tensor) -> None:
+        rows[layer] = _rows(cut, layer, nodes, sources)
+        weight = influence / rows[layer].totals.clamp_min(1e-300)
+        for source, effects in rows[layer].effects.items():
+            shares[source] += weight @ effects.abs()
+
+    look_at(count, torch.zeros(1).long(), torch.ones(1, dtype=torch.float64))
     for layer in reversed(range(count)):
         own = shares[layer]
         best = own.topk(min(max(1, most // count), len(own)))
         chosen[layer] = best.indices[best.values > 0].sort().values
         if len(chosen[layer]):
-            rows[layer] = _rows(cut, layer, sources[layer][chosen[layer]], sources)
-            _pass_on(rows[layer], own[chosen[layer]], shares)
+            look_at(layer, sources[layer][chosen[layer]], own[chosen[layer]])
     chosen[-1] = torch.arange(len(sources[-1]))
     return _joined(chosen, rows, sources, width, nodes, edges)
 
@@ -122,13 +129,6 @@ def _rows(cut: CutPass, layer: int, nodes: Tensor, sources: dict[int, Tensor]) -
     return _Rows(joined, torch.cat(totals), whole - torch.cat(sums), all_slopes)
 
 
-def _pass_on(rows: _Rows, influence: Tensor, shares: dict[int, Tensor]) -> None:
-    """Adds to the influence of sources what passes to them through nodes of one layer."""
-    weight = influence / rows.totals.clamp_min(1e-300)
-    for source, effects in rows.effects.items():
-        shares[source] += weight @ effects.abs()
-
-
 def _joined(
     chosen: dict[int, Tensor],
     rows: dict[int, _Rows],
@@ -162,10 +162,7 @@ def _joined(
             slopes |= dict(enumerate(own.slopes, starts[layer]))
     joined = torch.cat(table)
     kept = prune(effects, totals, joined[:, 0] < 0, nodes, edges)
-    start = torch.zeros(size, dtype=torch.float64)
-    start[-1] = 1.0
-    influence = influences(among(effects), start)
-    return Graph(joined, effects, rest, influence, slopes, kept)
+    return Graph(joined, effects, rest, slopes, kept)
 
 
 def edge_table(case: Explained, graph: Graph) -> list[tuple[int, int, float, int]]:
@@ -178,24 +175,19 @@ def edge_table(case: Explained, graph: Graph) -> list[tuple[int, int, float, int
     targets, sources = (place.tolist() for place in graph.kept.edges.nonzero(as_tuple=True))
     pairs = list(zip(sources, targets, strict=True))
     table = graph.nodes.tolist()
-    parts: dict[tuple[int, int], Tensor] = {}
+    parts: dict[tuple[int, int], list[float]] = {}
     for layer in range(len(case.codes)) if may_share(case.model) else ():
         here = [(s, t) for s, t in pairs if table[t][0] == layer and table[s][0] == layer - 1]
         read = sorted({s for s, _ in here})
-        if not read:
-            continue
-        change = through_heads(case, layer, graph.nodes[read][:, 1:])
-        place = {node: number for number, node in enumerate(read)}
+        changes = through_heads(case, layer, graph.nodes[read][:, 1:]) if read else ()
+        change = dict(zip(read, changes, strict=True))
         for s, t in here:
-            slope = graph.slopes[t].double()
-            own = (slope * change[place[s], table[t][1]].double()).sum(dim=-1)
-            parts[s, t] = own.cpu()
+            own = graph.slopes[t].double() * change[s][table[t][1]].double()
+            parts[s, t] = own.sum(dim=-1).tolist()
     for s, t in pairs:
-        weight = float(graph.effects[t, s])
-        own = parts.get((s, t))
-        split = [] if own is None else own.tolist()
+        split = parts.get((s, t), [])
         found += [(s, t, part, head) for head, part in enumerate(split) if part]
-        found.append((s, t, weight - sum(split), SKIP))
+        found.append((s, t, float(graph.effects[t, s]) - sum(split), SKIP))
     return found
 
 
@@ -221,12 +213,10 @@ def among(effects: Float[Tensor, "node node"]) -> Float[Tensor, "node node"]:
 
 def enough(scores: Float[Tensor, "any"], share: float) -> float:
     """Returns the smallest of the largest scores that together hold this share of their sum."""
-    if not scores.numel():
+    if not float(scores.sum()):
         return 0.0
     ordered = scores.sort(descending=True).values
     sums = ordered.cumsum(0)
-    if not float(sums[-1]):
-        return 0.0
     place = int(torch.searchsorted(sums / sums[-1], share))
     return float(ordered[min(place, len(ordered) - 1)])
 
@@ -273,4 +263,4 @@ def prune(
     completeness = float((within * weights)[read].sum() / weights[read].sum())
     outside = float(((1 - within) * weights)[read].sum())
     ends = float(weights[inputs & kept].sum())
-    return Kept(kept, links, completeness, ends / max(ends + outside, 1e-300))
+    return Kept(kept, links, completeness, ends / max(ends + outside, 1e-300), found)

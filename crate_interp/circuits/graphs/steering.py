@@ -39,8 +39,7 @@ def steering_hooks(edits: Mapping[str, float | int], how: str, shape: Sequence[i
         if match is None or layer >= layers or atom >= atoms or pos >= tokens:
             raise ValueError(
                 f"there is no code {checks.shown(name)} to steer: give a layer below {layers}, an "
-                f'atom below {atoms} and a token below {tokens}, "L2A17@5", or "L2A17" for every '
-                "token."
+                f'atom below {atoms} and a token below {tokens}, such as "L2A17@5" or "L2A17".'
             )
         if not checks.is_number(amount):
             raise ValueError(f"{name}: {checks.shown(amount)} is no finite number to {how} it by.")

@@ -37,28 +37,28 @@ def without(case: Explained, layer: int, nodes: Int[Tensor, "node 2"]) -> Float[
     A code of 0 takes its place; layer -1 stands for embeddings, which become 0. The layers below
     do not run again, except in nanochat-crate.
     """
-    found, model, own = [], case.model, case
+    found, model = [], case.model
+    stream = case.embedded if layer < 0 else case.streams[layer]
+    for group in nodes.to(stream.device).split(copies_at_once(case)):
+        copy, (pos, atom) = torch.arange(len(group), device=group.device), group.T
+        gone = (copy, pos) if layer < 0 else (copy, pos, atom)
 
-    def zeroed(value: Tensor, hook: Any, nodes: Tensor) -> Tensor:
-        value = value.clone()
-        for copy, (pos, atom) in enumerate(nodes.tolist()):
-            value[copy, pos, slice(None) if atom < 0 else atom] = 0
-        return value
+        def zeroed(value: Tensor, hook: Any, gone: tuple[Tensor, ...] = gone) -> Tensor:
+            value = value.clone()
+            value[gone] = 0
+            return value
 
-    for group in nodes.to(own.embedded.device).split(copies_at_once(case)):
         if not may_share(model):  # later layers read the embedding again
             point = "hook_embed" if layer < 0 else full_name(CODE, layer)
             copies = case.sample.expand(len(group), *case.sample.shape[1:])
-            hooks = [(point, partial(zeroed, nodes=group))]
-            logits = model.run_with_hooks(copies, fwd_hooks=hooks)
+            logits = model.run_with_hooks(copies, fwd_hooks=[(point, zeroed)])
         else:
-            places = torch.arange(len(group), device=group.device), group[:, 0]
-            copies = (own.embedded if layer < 0 else own.streams[layer]).repeat(len(group), 1, 1)
+            copies = stream.repeat(len(group), 1, 1)
             if layer < 0:
-                copies[places] = 0
+                copies[gone] = 0
             else:
-                lost = own.codes[layer][group[:, 0], group[:, 1], None]
-                copies[places] -= lost * directions(model, layer)[group[:, 1]]
+                lost = case.codes[layer][pos, atom, None]
+                copies[copy, pos] -= lost * directions(model, layer)[atom]
             logits = model(copies, start_at_layer=layer + 1)
         found.append(case.question.of(logits).double().cpu())
     return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
@@ -107,29 +107,32 @@ def baselines(case: Explained) -> list[float]:
     layers = range(model.cfg.n_layers)
     points = frozen_points(model, case.freeze)
     # where a node's value is its pre-threshold value or 0: a ReLU, not a GELU
-    masked = [
-        (full_name(pre, layer), full_name(post, layer))
+    pre_of = {
+        full_name(post, layer): full_name(pre, layer)
         for pre, post in _THRESHOLDS
         for layer in layers
         if full_name(pre, 0) in model.hook_dict.keys() and "gelu" not in model.cfg.sparse_step
-    ]
-    names = [*points, *(pre for pre, _ in masked)]
+    }
+    names, before = [*points, *pre_of.values()], {}
     cache = model.run_with_cache(sample, names_filter=names)[1] if names else {}
 
     def held(current: Tensor, hook: Any) -> Tensor:
         return cache[hook.name].expand_as(current)
 
+    def note(value: Tensor, hook: Any) -> None:
+        before[hook.name] = value
+
+    def masked(value: Tensor, hook: Any) -> Tensor:
+        pre = pre_of[hook.name]
+        return before[pre] * (cache[pre] > 0)
+
+    hooks: list[Any] = [(name, held) for name in points]
+    hooks += [both for post, pre in pre_of.items() for both in ((pre, note), (post, masked))]
     found = []
     for layer in layers:
-        hooks: list[Any] = [(name, held) for name in points]
-        for pre, post in masked:
-            before: list[Tensor] = []
-            hooks.append((pre, lambda value, hook, before=before: before.append(value)))
-            mask = cache[pre] > 0
-            hooks.append((post, lambda value, hook, b=before, mask=mask: b[-1] * mask))
         if not may_share(model):
-            hooks.append((full_name(CODE, layer), lambda code, hook: torch.zeros_like(code)))
-            logits = model.run_with_hooks(sample, fwd_hooks=hooks)
+            gone = (full_name(CODE, layer), lambda code, hook: torch.zeros_like(code))
+            logits = model.run_with_hooks(sample, fwd_hooks=[*hooks, gone])
         else:
             stream = case.streams[layer] - case.codes[layer] @ directions(model, layer)
             above = [
@@ -164,10 +167,11 @@ def ablations(
         chosen = torch.cat([order[:each], rest[:each]])
         nodes = torch.stack([chosen // free.shape[1], chosen % free.shape[1]], dim=1)
         after = without(case, layer, nodes)
-        places = {"layer": layer, "pos": nodes[:, 0].numpy(), "atom": nodes[:, 1].numpy()}
-        numbers = {"attribution": attribution.flatten()[chosen].numpy()}
-        numbers["effect"] = case.target - after.numpy()
-        rows.append(pd.DataFrame(places | numbers))
+        effect = case.target - after.numpy()
+        numbers = {"attribution": attribution.flatten()[chosen].numpy(), "effect": effect}
+        table = pd.DataFrame(nodes.numpy(), columns=["pos", "atom"]).assign(**numbers)
+        table.insert(0, "layer", layer)
+        rows.append(table)
     return pd.concat(rows, ignore_index=True)
 
 
@@ -199,20 +203,17 @@ def sufficiency(case: Explained, seed: int) -> pd.DataFrame:
     rotated: with the k largest coordinates of the codes in random orthonormal axes, by attribution
     in these axes.
     """
-    codes, own = [code.cpu() for code in case.codes], case
-    active = [int((code != 0).sum()) for code in codes]
-    axes = [rotation(code.shape[1], seed).to(code) for code in own.codes]
-    turned = [
-        (code @ axis) * (slope @ axis)
-        for code, slope, axis in zip(own.codes, own.slopes, axes, strict=True)
-    ]
+    codes = [code.cpu() for code in case.codes]
+    axes = [rotation(code.shape[1], seed).to(code) for code in case.codes]
+    both = zip(case.codes, case.slopes, axes, strict=True)
+    turned = [(code @ axis) * (slope @ axis) for code, slope, axis in both]
     generator = torch.Generator().manual_seed(seed)
     rows = []
-    for k in [k for k in KEPT if k < max(active)]:
+    for k in [k for k in KEPT if k < max(int((code != 0).sum()) for code in codes)]:
         count = torch.tensor([k])
         nodes, coordinates = [], []
         for layer, code in enumerate(codes):
-            sizes = torch.stack([own.attribution(layer).cpu(), code.double()]).abs()
+            sizes = torch.stack([case.attribution(layer).cpu(), code.double()]).abs()
             best = largest(sizes.view(2, 1, -1), count)
             draws = random_nodes(code.view(1, -1), count, DRAWS_OF_K, generator)
             nodes.append(torch.cat([best, draws]))
