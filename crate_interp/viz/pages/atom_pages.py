@@ -105,8 +105,8 @@ def _write(atlas: Atlas, out: Path) -> None:
         out / "index.html",
         "an atlas of its atoms",
         template="atlas-index.html",
-        answer=f"Removing {clear:,} of {tested:,} {'tested ' * tried}atoms measurably changes the loss"
-        f"{'' if tried else ', to first order'}; about {LEVEL * tested:,.0f} would by chance.",
+        answer=f"Removing {clear:,} of {tested:,} {'tested ' * tried}atoms measurably changes the "
+        f"loss{'' if tried else ', to first order'}; about {LEVEL * tested:,.0f} would by chance.",
         doubts=[atlas.largest()],
         numbers={"Layers": layers},
         loss=LOSSES[atlas.meta["loss"]],
