@@ -35,7 +35,7 @@ VERBS = {  # verb -> what makes its forwards few; its rows are as many as at the
     "linear_probe": {},
     "surgery": {"directions": 2, "mixes": (0.5,)},
     "audit": {"untrained": 1, "grid": False},
-    "circuits.composition": {"through": "data"},
+    "circuits.composition": {"through": "data", "draws": 100},
     "circuits.concentration": {"untrained": 1},
 }
 
@@ -92,6 +92,8 @@ def row(verb: str, chunks: int, side: int = 224, samples: int = 1) -> tuple[Repe
     images = torch.randn(alike, samples, 3, side, side).repeat(-(-chunks // alike), 1, 1, 1, 1)
     labels = [number % 10 for number in range(count)]
     data = {"image": images.flatten(0, 1)[:count], "label": labels}
+    with torch.no_grad():  # so that answers differ
+        model.unembed.bias.sub_(model(data["image"][:2]).mean(dim=0))
     if verb == "segment":
         data["mask"] = (torch.rand(1, side, side) > 0.6).expand(count, -1, -1).numpy()
     function = getattr(ci.circuits if "." in verb else ci, verb.rpartition(".")[2])
