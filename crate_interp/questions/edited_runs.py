@@ -19,7 +19,7 @@ _STREAM = 2**20  # the most numbers in the stream of images whose graph is kept:
 Hook = tuple[str, Callable[..., Any]]
 
 
-def at_once(model: Any, inputs: Tensor) -> int:
+def at_once(model: HookedModel, inputs: Tensor) -> int:
     """Returns how many of the inputs one forward may take, so that its gradients fit in memory."""
     if model.cfg.kind != "text":
         patches = inputs[0, 0].numel() // math.prod(model.cfg.patch_size)

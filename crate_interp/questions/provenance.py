@@ -27,7 +27,7 @@ _PACKAGES = ("torch", "transformer-lens", "numpy")
 
 def model_meta(model: HookedModel | DecoderView, n: int) -> dict[str, Any]:
     """Returns the meta of numbers measured on a model and n samples of unknown data."""
-    whole = model if isinstance(model, HookedModel) else model.model
+    whole = model if isinstance(model, HookedModel) else model.whole
     store = values_of_weights(whole)
     if "digest" not in store:
         store["digest"] = model_digest(whole)

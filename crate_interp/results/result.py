@@ -228,7 +228,7 @@ class Result(GroupedSamples):
             result._repr_html_()  # raises for tables that no page could show
         except Exception as error:  # caused by a table or a setting of unknown origin
             why = f"{type(error).__name__}, {safe_text.plain(error)}. Measure it again"
-            words = f"{str(folder)!r} is no saved {cls.__name__} of this version: {why}."
+            words = f"{str(folder)!r} is not a saved {cls.__name__} of this version: {why}."
             raise ValueError(words) from error
         return result
 

@@ -141,7 +141,7 @@ def measure_weights(
 
     Numbers of built-in probes are cached until the weights change.
     """
-    whole: Any = model if isinstance(model, HookedModel) else getattr(model, "model", model)
+    whole = model if isinstance(model, HookedModel) else model.whole
     layers: Any = getattr(model, blocks)
     found = []
     for item in probes:
