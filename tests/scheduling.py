@@ -10,8 +10,7 @@ import pytest
 WHOLE = (
     "test_audit_numbers.py",
     "test_browser.py",
-    "test_compare_page.py",
-    "test_explore_odd.py",
+    "test_answer_pages.py",
     "test_explore_page.py",
     "test_pages.py",
     "test_report.py",

@@ -65,72 +65,6 @@ def test_all_assets_are_small():
     assert sum(path.stat().st_size for path in ASSETS.rglob("*") if path.is_file()) < 11_800_000
 
 
-def accuracy(model):
-    data = ci.data.embedded("fashion")
-    with torch.no_grad():
-        guess = model(model.preprocess(data[:]["image"])).argmax(dim=-1)
-    return (guess == torch.tensor(data[:]["label"])).float().mean().item()
-
-
-@pytest.mark.slow
-def test_it_has_learned():
-    # 256 test images: one in ten by chance, and the standard error of a share of 0.9 is 0.02
-    assert accuracy(ci.load("crate-tiny-fashion")) > 0.84
-    assert accuracy(ci.load("crate-tiny-fashion", revision="step-0")) < 0.25
-    steps = [
-        accuracy(ci.load("crate-tiny-fashion", revision=f"step-{step}")) for step in (10, 160, 2560)
-    ]
-    assert steps == sorted(steps)
-
-
-def test_labels():
-    model = ci.load("crate-tiny-fashion")
-    assert model.cfg.labels == tuple(ci.data.embedded("fashion").features["label"].names)
-    assert model.to_single_token("Ankle boot") == 9
-
-
-@pytest.mark.slow
-def test_the_model_of_pictures_has_learned():
-    """128 composites of a vendor that training did not see; chance is 1/7.
-
-    The standard error of a share of 0.5 is 0.044.
-    """
-    data = ci.data.embedded("pictures")
-    shares = []
-    for revision in ("step-0", "step-2000", None):
-        folder = "crate-tiny-pictures" if revision is None else WEIGHTS / "crate-tiny-pictures"
-        model = ci.load(folder, revision=revision)
-        with torch.no_grad():
-            guess = model(model.preprocess(data[:]["image"])).argmax(dim=-1)
-        shares.append((guess == torch.tensor(data[:]["label"])).float().mean().item())
-    assert shares[0] < 0.25 < 0.3 < shares[1] and shares[2] > 0.45
-    assert model.cfg.labels == tuple(data.features["label"].names) and len(data) == 128
-    masks = model.preprocess_masks(data[:]["mask"])
-    assert set(masks.unique().tolist()) == {0, 255} and (masks > 0).flatten(1).any(dim=1).all()
-
-
-def test_the_language_model_has_learned():
-    """On a passage of a held-out book it is better than at every earlier step.
-
-    It is better than uniform guessing, ln 1024 = 6.93, too.
-    """
-    passage = (
-        "In the beginning was the Word, and the Word was with God, and the Word was God. "
-        "The same was in the beginning with God."
-    )
-    losses = []
-    for step in ("step-0", "step-160", "step-2560", None):
-        folder = "crate-tiny-lm" if step is None else WEIGHTS / "crate-tiny-lm"
-        lm = ci.load(folder, revision=step)
-        with torch.no_grad():
-            losses.append(lm(passage, "loss").item())
-    assert losses == sorted(losses, reverse=True) and losses[0] > 6.5 and losses[-1] < 4.0
-    tokens = lm.to_tokens(passage)
-    assert tokens[0, 0] == 0 and lm.to_string(tokens) == ["<|bos|>" + passage]
-    assert lm.generate("In the beginning", 8).startswith("In the beginning")
-    assert lm.cfg.prepend_bos and lm.cfg.family == "crate-lm" and lm.cfg.d_vocab == 1024
-
-
 def test_the_repeats_are_continued_by_the_models_that_are_made_for_them():
     """All tokens but those of the first string, and the first of the second, can be known."""
     tokens = torch.tensor(ci.data.embedded("repeats")["input_ids"])
@@ -146,17 +80,3 @@ def test_the_repeats_are_continued_by_the_models_that_are_made_for_them():
         known = torch.arange(1, 49) > periods[:, None] + 1
         assert right[known].float().mean() > 0.95
         assert right[~known].float().mean() < 0.2
-    result = ci.sweep(
-        ci.load("crate-tiny-induction"), "embedded:repeats", limit=3, controls=0, progress=False
-    )
-    assert result.meta["n_samples"] == 3
-
-
-def test_columns_of_tokens_have_one_length():
-    import datasets
-
-    rows = datasets.Dataset.from_dict({"input_ids": [[1, 2, 3], [4, 5, 6]]})
-    assert ci.data.open_text(rows, list).read(0, 2).tolist() == [[1, 2, 3], [4, 5, 6]]
-    ragged = datasets.Dataset.from_dict({"input_ids": [[1, 2, 3], [4]]})
-    with pytest.raises(ValueError, match="have 1 to 3 tokens: give rows of one length"):
-        ci.data.open_text(ragged, list)

@@ -1,24 +1,33 @@
-"""ci.atlas and its pages: each column against a slow form, excerpts of the data, and refusals."""
+"""ci.atlas, its pages and the effects of atoms: slow forms, finite differences, the data."""
 
-import io
+import dataclasses
 import json
 import re
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
-from PIL import Image
 
 import crate_interp as ci
-from atlases import LOOK, MODELS, ready
 from browser import driven, looked_over, opened  # noqa: F401
-from conftest import LAYERS, make_lm
-from crate_interp.data import open_data, part
-from crate_interp.models.preprocess import displayable
-from crate_interp.sweeps.atom_sums import layer_sums
+from conftest import LAYERS, make, make_lm
+from crate_interp.data import Samples, part
+from crate_interp.questions.answers import loss_on
 from crate_interp.viz.pages.atom_pages import SHOWN
 from selection import few
+
+LOOK = dict(
+    mean=(0.5, 0.5, 0.5),
+    std=(0.25, 0.25, 0.25),
+    labels=[f"<kind {number}>" for number in range(11)],
+)
+MODELS = ["crate", "crate-alpha", "crate-lm", "crate-lm vanilla", "nanochat-crate"]
+
+
+def ready(name):
+    if name.startswith(("crate-lm", "nanochat")):
+        return make_lm(name), torch.randint(47, (5, 11), generator=torch.Generator().manual_seed(1))
+    return make(name, **LOOK), torch.randn(5, 3, 6, 20, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("name", few(MODELS, 2))
@@ -48,41 +57,7 @@ def test_statistics_and_neighbours_against_a_slow_form(name):
     assert "atoms" in repr(found) and "<table" in found._repr_html_()
 
 
-@pytest.mark.slow
-def test_effects_of_halves_merge(tmp_path):
-    model, data = ready("crate")
-    data = torch.cat([data, data.flip(-1)])
-    samples = open_data(data, model.preprocess)
-    halves = [
-        ci.atlas(model, part(samples, *ends), ablate=2, progress=False)
-        for ends in ((0, 5), (5, 10))
-    ]
-    merged = halves[0].merge(halves[1])
-    both = merged.table("ablations")
-    assert set(both["sample"]) == {0, 2, 5, 7} and set(merged.table()["ablated"]) <= {0, 2, 4}
-    for _, row in merged.table().query("ablated == 4").head(5).iterrows():
-        parts = [half.row(row["layer"], row["atom"]) for half in halves]
-        if all(one["ablated"] == 2 for one in parts):
-            wanted = np.mean([one["ablation"] for one in parts])
-            assert row["ablation"] == pytest.approx(wanted, rel=1e-9)
-    total = sum(half.table("logits")["total"] for half in halves)
-    np.testing.assert_allclose(merged.table("logits")["total"], total, rtol=1e-9)
-    assert merged.table("logits")["n"].unique().tolist() == [4]
-    loaded = ci.circuits.Atlas.load(merged.save(tmp_path))
-    pd.testing.assert_frame_equal(loaded.table(), merged.table())
-    assert loaded.headline() == merged.headline()
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_overflows_nowhere(dtype):
-    found = ci.atoms(make_lm("crate-lm").to(dtype), torch.randint(47, (2, 11)), progress=False)
-    assert np.isfinite(found.table()["energy_share"]).all()
-    sums = layer_sums(torch.full((1, 2, 3), 300.0, dtype=dtype), 0, 1, False)
-    assert sums["squares"] == pytest.approx(2 * 300.0**2, rel=1e-2)
-
-
 def carried(page, name):
-    """The JSON that a page carries in a script of this id."""
     return json.loads(re.search(rf'id="{name}">(.*?)</script>', page, re.DOTALL)[1])
 
 
@@ -96,17 +71,6 @@ def atoms_of(folder, layer):
     assert len(data["atoms"]) == min(SHOWN, data["count"])
     assert len(data["atoms"]) + len(rest) == data["count"]
     return [dict(zip(names, row, strict=True)) for row in data["atoms"] + rest]
-
-
-def test_the_images_of_an_atlas_are_those_of_the_data():
-    model, data = ready("crate")
-    images = ci.atlas(model, data, top=3, progress=False).table("images")
-    assert images["sample"].tolist() == list(range(5))
-    assert (images[["rows", "columns"]] == [3, 4]).all(axis=None)
-    for sample, picture in zip(images["sample"], images["picture"], strict=True):
-        stored = np.asarray(Image.open(io.BytesIO(picture)).convert("RGB"))
-        wanted = (displayable(data[sample], model.cfg) * 255).round()
-        assert np.array_equal(stored, wanted.astype(np.uint8))
 
 
 def test_pages_of_images(tmp_path):
@@ -135,19 +99,6 @@ def test_pages_of_images(tmp_path):
             for sample, _ in places:
                 assert (index.parent / "images" / f"{sample}.webp").is_file()
         assert any("<kind" in atom["raises"] for atom in atoms)
-    again = ci.atlas(model, data, top=3, progress=False)
-    again.meta["seconds"] = found.meta["seconds"]
-    before = {path: path.read_bytes() for path in index.parent.rglob("*.*")}
-    ci.viz.atlas_pages(again, tmp_path / "out")
-    assert before == {
-        path: path.read_bytes() for path in index.parent.rglob("*.*")
-    }  # a second time the same
-    other = ci.atlas(model, data[:3], top=2, ablate=0, progress=False)
-    ci.viz.atlas_pages(other, tmp_path / "out")  # takes the place of the earlier pages
-    assert len(atoms_of(index.parent, 1)[0]["tokens"]) <= 2
-    assert {path.name for path in (index.parent / "images").iterdir()} <= {
-        f"{n}.webp" for n in range(3)
-    }
 
 
 def test_atoms_come_in_the_order_of_their_measured_effects_and_cls_is_said(tmp_path):
@@ -191,38 +142,6 @@ def test_atoms_come_in_the_order_of_their_measured_effects_and_cls_is_said(tmp_p
 
 
 @pytest.mark.slow
-def test_a_patch_is_cut_from_its_image_and_cls_is_said(driven, tmp_path):  # noqa: F811
-    model, data = ready("crate")
-    # a colour for each patch, so that a drawn patch tells where it was cut
-    colours = torch.linspace(0, 1, 12).view(1, 3, 4).repeat(3, 1, 1) * 0.8 + 0.1
-    image = colours.repeat_interleave(2, dim=1).repeat_interleave(5, dim=2)
-    found = ci.atlas(model, torch.stack([(image - 0.5) / 0.25] * 2), top=3, progress=False)
-    folder = ci.viz.atlas_pages(found, tmp_path).parent
-    with opened(driven, folder / "layer-1.html") as shown:
-        page, seen = shown.page, set()
-        page.locator("#more").click() if page.locator("#more").is_visible() else None
-        page.wait_for_function(f"document.querySelectorAll('article').length == {model.cfg.d_mlp}")
-        for atom in range(0, model.cfg.d_mlp, 5):
-            article, top = page.locator(f"#a{atom}"), found.top(1, atom)
-            on_cls = int((top["token"] == 0).sum())
-            assert article.locator(".cls").count() == on_cls
-            assert ("top tokens" in article.inner_text()) == (on_cls > 0)
-            patches = article.locator(".strip-of i").all()
-            for patch, token in zip(patches, top["token"], strict=True):
-                if token == 0 or token in seen:
-                    continue
-                seen.add(token)
-                pixels = np.asarray(Image.open(io.BytesIO(patch.screenshot())).convert("RGB"))
-                middle = pixels[len(pixels) // 2, pixels.shape[1] // 2].astype(float)
-                wanted = 255 * float(colours[0].flatten()[token - 1])
-                assert np.abs(middle - wanted).max() < 3, (atom, token)
-                at_edge = pixels[2, pixels.shape[1] // 2]  # the patch above, or beyond the edge
-                above = 128 if token <= 4 else 255 * float(colours[0].flatten()[token - 5])
-                assert np.abs(at_edge - above).max() < 3, (atom, token)
-        assert len(seen) >= 3
-
-
-@pytest.mark.slow
 def test_atoms_are_sorted_filtered_and_reached_by_keys(driven, tmp_path):  # noqa: F811
     model, data = ready("crate")
     found = ci.atlas(model, torch.cat([data, data.flip(-1)]), top=3, progress=False)
@@ -259,26 +178,6 @@ def test_atoms_are_sorted_filtered_and_reached_by_keys(driven, tmp_path):  # noq
 
 
 @pytest.mark.slow
-def test_pages_of_texts_box_and_shade_the_token(tmp_path):
-    lm = ci.load("crate-tiny-lm")
-    texts = ["In the beginning was the Word, and the Word was with God.\n" * 20]
-    found = ci.atlas(lm, texts, top=2, ablate=0, progress=False)
-    folder = ci.viz.atlas_pages(found, tmp_path).parent
-    atoms = {atom["atom"]: atom for atom in atoms_of(folder, 2)}
-    assert len(atoms) == lm.cfg.d_mlp and not (tmp_path / "images").exists()
-    tokens = lm.windows(texts)
-    for atom in (0, 77):
-        top = found.top(2, atom)
-        said = [
-            lm.to_single_str_token(int(tokens[row.sample, row.token])) for row in top.itertuples()
-        ]
-        marks = [token[4] for token in atoms[atom]["tokens"]]
-        assert marks == [word.replace("\n", "\u21b5") for word in said]
-    line = carried((folder / "index.html").read_text(), "data")["atoms"][0][11][0]
-    assert len(line) == 3 and "\n" not in "".join(line)
-
-
-@pytest.mark.slow
 def test_a_large_atlas_of_noise_is_small(tmp_path):
     """12 layers of 384 atoms; noise is what a picture format likes least."""
     torch.manual_seed(0)
@@ -296,34 +195,146 @@ def test_a_large_atlas_of_noise_is_small(tmp_path):
     assert max(size for name, size in pages.items() if name.startswith("layer-")) < 400_000
 
 
-@pytest.mark.usefixtures("unchecked")
-def test_what_cannot_be_shown_is_refused(tmp_path):
-    model, data = ready("crate")
-    found = ci.atlas(model, data, ablate=0, progress=False)
-    (tmp_path / "file").write_text("")
-    for words, call in {
-        "ablate=-1": lambda: ci.atlas(model, data, ablate=-1),
-        "top=0": lambda: ci.atlas(model, data, top=0),
-        "cannot write into": lambda: ci.viz.atlas_pages(found, tmp_path / "file" / "o"),
-        "has the atoms 0 to": lambda: found.row(0, 999),
-        "has the layers": lambda: found.row(9, 0),
-        "has no logits": lambda: ci.atlas(autoencoder(), data),
-        "windows have one token": lambda: ci.atlas(make_lm(), torch.zeros(3, 1, dtype=torch.long)),
-        "effect='x'": lambda: found.clear("x"),
-        "cannot measure Linear": lambda: ci.atlas(torch.nn.Linear(2, 2), data),
-    }.items():
-        with pytest.raises(ValueError, match=words):
-            call()
+def without(model, data, layer, atom, wanted):
+    """Returns the loss of each sample in a run with one atom at 0; None: with all of them."""
+    point = f"blocks.{layer}.mlp.hook_post"
+    hooks = [] if atom is None else [(point, ci.hooks.edit.zero(atoms=atom))]
+    with torch.no_grad():
+        logits = model.run_with_hooks(data, fwd_hooks=hooks)
+    return by_hand(logits, data, wanted)
 
 
-def autoencoder():
-    size = dict(
-        d_model=12,
-        n_layers=1,
-        n_heads=2,
-        image_size=8,
-        patch_size=4,
-        decoder_n_layers=1,
-        decoder_n_heads=2,
-    )
-    return ci.HookedCrateMAE(ci.CrateConfig(family="crate-mae", **size)).eval()
+def scaled(model, data, layer, atom, factor):
+    scale = torch.ones(model.cfg.d_mlp, dtype=torch.float64)
+    scale[atom] = factor
+    point = f"blocks.{layer}.mlp.hook_post"
+    with torch.no_grad():
+        return model.run_with_hooks(data, fwd_hooks=[(point, lambda z, hook: z * scale)])
+
+
+def by_hand(logits, data, wanted):
+    if logits.ndim == 2:
+        return -logits.log_softmax(dim=-1)[torch.arange(len(data)), wanted]
+    chance = logits[:, :-1].log_softmax(dim=-1).gather(2, data[:, 1:, None])
+    return -chance[..., 0].mean(dim=1)
+
+
+@pytest.mark.parametrize("name", few(MODELS, 2))
+def test_effects_against_finite_differences_and_a_run_without_the_atom(name):
+    model, data = ready(name)
+    model = model.double()
+    data = data.double() if data.is_floating_point() else data
+    found = ci.atlas(model, data, ablate=2, batch_size=2, progress=False)
+    logits, cache = model.run_with_cache(data)
+    wanted = logits.argmax(dim=-1)  # the data has no labels: the model's own answers
+    before = by_hand(logits, data, wanted)
+    assert found.table("effects")["loss"].iloc[0] == pytest.approx(before.sum().item(), rel=1e-6)
+    tried = found.table("ablations")
+    assert sorted(set(tried["sample"])) == [0, 2]
+    per_layer = tried.drop_duplicates(["layer", "atom"]).groupby("layer").size()
+    assert set(per_layer) == {6}
+    on = int((cache["post", 1] > 0).flatten(0, 1).sum(0).argmax())
+    for layer, atom in [
+        (1, on),
+        *tried[["layer", "atom"]].drop_duplicates().to_numpy().tolist()[::13],
+    ]:
+        h, moved = 1e-6, []
+        for sign in (1, -1):
+            moved.append(by_hand(scaled(model, data, layer, atom, 1 - sign * h), data, wanted))
+        slope = (moved[0] - moved[1]) / (2 * h)
+        row = found.row(layer, atom)
+        assert row["first_order"] == pytest.approx(slope.mean().item(), rel=1e-4, abs=1e-7)
+        half = 2.7764451051977987 * slope.std().item() / 5**0.5  # Student's t, 4 degrees
+        assert row["first_order_high"] - row["first_order"] == pytest.approx(half, rel=1e-4)
+        own = tried[(tried["layer"] == layer) & (tried["atom"] == atom)]
+        if len(own):
+            exact = (without(model, data, layer, atom, wanted) - before)[[0, 2]]
+            assert own["ablation"].tolist() == pytest.approx(exact.tolist(), rel=1e-6, abs=1e-9)
+            assert own["first_order"].tolist() == pytest.approx(
+                slope[[0, 2]].tolist(), rel=1e-4, abs=1e-7
+            )
+            # one atom of a layer was chosen on the first sample, and has the number of the second
+            judged = exact[2 - int(row["ablated"]) :]
+            assert row["ablation"] == pytest.approx(judged.mean().item(), rel=1e-6, abs=1e-9)
+            if len(judged) == 2:
+                assert row["ablation_low"] <= row["ablation"] <= row["ablation_high"]
+
+
+@pytest.mark.parametrize("name", ["crate", "crate-lm"])
+def test_logits_to_first_order_where_steps_re_code_the_stream(name):
+    model, data = ready(name)
+    model = model.double()
+    data = data.double() if data.is_floating_point() else data
+    found = ci.atlas(model, data, ablate=2, progress=False)
+    table, few = found.table("logits"), data[[0, 2]]
+    with torch.no_grad():
+        answers = model(few).argmax(dim=-1).flatten().bincount(minlength=model.W_U.shape[1])
+    followed = table["logit"].unique()
+    if name == "crate":
+        assert followed.tolist() == list(range(11))
+    else:  # 8 of 47 tokens: those that are answered most
+        assert len(followed) == 8 and answers[followed].sum() == answers.topk(8).values.sum()
+    for layer, atom in [(0, 4), (2, 7)]:
+        h, moved = 1e-4, []
+        for sign in (1, -1):
+            out = scaled(model, few, layer, atom, 1 + sign * h)
+            out = out - out.mean(dim=-1, keepdim=True)
+            moved.append(out if out.ndim == 2 else out.mean(dim=1))
+        slopes = ((moved[0] - moved[1]) / (2 * h))[:, followed]
+        own = table[(table["layer"] == layer) & (table["atom"] == atom)]
+        assert own["total"].tolist() == pytest.approx(slopes.sum(0).tolist(), rel=1e-3, abs=1e-3)
+        squares = slopes.square().sum(0).tolist()
+        assert own["squares"].tolist() == pytest.approx(squares, rel=1e-2, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["crate-alpha", "nanochat-crate"])
+def test_logits_of_the_direct_path_where_the_stream_is_a_sum(name):
+    model, data = ready(name)
+    found = ci.atlas(model, data, ablate=2, progress=False)
+    assert not len(found.table("logits"))
+    names = getattr(model.cfg, "labels", None) or [str(token) for token in range(47)]
+    for layer, atom in [(0, 4), (LAYERS - 1, 7)]:
+        direction = model.blocks[layer].mlp.W_out[atom]
+        gain = 1.0
+        for later in getattr(model, "resid_lambdas", torch.ones(LAYERS))[layer + 1 :]:
+            gain = gain * later
+        weight = getattr(model.ln_final, "weight", None)
+        moved = direction if weight is None else weight * (direction - direction.mean())
+        moved = gain * (moved @ model.W_U)
+        moved = moved - moved.mean()
+        row = found.row(layer, atom)
+        said = re.findall(r"'([^']*)' ([+-][\d.e-]+)", row["raises"])
+        assert len(said) == 3 and said[0][0] == names[int(moved.argmax())]
+        assert float(said[0][1]) == pytest.approx(moved.max().item(), rel=0.06)
+        assert row["lowers"].startswith(f"'{names[int(moved.argmin())]}' -")
+
+
+@pytest.mark.parametrize(
+    "labels, names, known, kind",
+    [
+        (["b", "a", "b", "c", "k"], None, "abcdefghijk", "labels"),
+        ([1, 0, 1, 2, 10], "abcdefghijk", "kjihgfedcba", "labels"),
+        ([1, 0, 1, 0, 1], "ab", "abcdefghijk", "labels"),
+        ([1, 0, 1, 0, 1], "ab", None, "answers"),  # two classes, the model has 11
+        ([0, None, 3, 4, 5], None, None, "answers"),
+    ],
+)
+def test_labels_are_used_where_they_are_classes_of_the_model(labels, names, known, kind):
+    model, data = make("crate", labels=list(known) if known else None), ready("crate")[1]
+    samples = Samples(5, labels, "x", lambda start, stop: data[start:stop])
+    samples = dataclasses.replace(samples, names=tuple(names) if names else None)
+    loss = loss_on(model, samples)
+    assert loss.kind == kind
+    logits = model(data)
+    if kind == "answers":
+        assert torch.equal(loss.wanted(logits, data, range(5)), logits.argmax(dim=-1))
+        return
+    words = labels if known is None else [names[one] for one in labels] if names else labels
+    classes = [one if known is None else known.index(one) for one in words]
+    assert loss.wanted(logits, data, range(5)).tolist() == classes
+    later = loss_on(model, part(samples, 2, 5))
+    assert later.wanted(logits[3:], data[3:], [3, 4]).tolist() == classes[3:]
+    found = ci.atlas(model, samples, ablate=2, progress=False)
+    wanted = torch.nn.functional.cross_entropy(logits, torch.tensor(classes), reduction="sum")
+    assert found.table("effects")["loss"].iloc[0] == pytest.approx(wanted.item(), rel=1e-5)
+    assert found.meta["loss"] == kind

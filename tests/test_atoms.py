@@ -1,14 +1,20 @@
-"""Dictionary statistics: against a full cache, in parts that are merged, and what is refused."""
+"""Dictionary statistics and names of atoms: against a cache, counts and planted candidates."""
 
+import importlib
 import math
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import rankdata
 
 import crate_interp as ci
 from conftest import make
-from crate_interp.data import open_data, part
+from crate_hooks import full_name
+from crate_interp.circuits.graphs.atom_names import auc
+from crate_interp.circuits.graphs.concepts import of_patches, of_samples, of_tokens
 from crate_interp.sweeps import atom_sums
 
 N = 7
@@ -59,51 +65,6 @@ def test_against_a_cache(model, images, result):
             )
 
 
-def test_dead_and_dense(model, images, result):
-    table = result.table().set_index(["layer", "atom"])
-    assert (
-        table.loc[(1, 3), "state"] == "dead"
-        and table.loc[(1, 3), "mean_on"] == 0
-        and not len(result.top(1, 3))
-    )
-    rates = table.loc[1]["firing_rate"]
-    assert set(table.loc[1][rates > 0.5]["state"]) == {"dense"}
-    layers = result.layers().set_index("layer")
-    assert layers.loc[1, "dead"] == (rates == 0).sum() >= 1
-    assert layers.loc[1, "dense"] == (rates > 0.5).sum()
-    named = {name for name in result.layers() if f"{name}: " in result.legend()}
-    assert named == set(result.layers()) - {"layer", "atoms", "n_tokens"}
-    stricter = ci.atoms(model, images, layers=[1], dense=0.9, progress=False)
-    assert "dense: atoms that are on at more than 90% of the tokens" in stricter.legend()
-    assert stricter.layers()["dense"].tolist() == [(rates > 0.9).sum()]
-    d = model.blocks[2].mlp.D.detach()
-    assert layers.loc[2, "coherence"] == pytest.approx(float(ci.measures.mutual_coherence(d)))
-    assert layers.loc[2, "n_tokens"] == N * 13 and layers.loc[2, "atoms"] == d.shape[1]
-
-
-def test_equal_values_keep_the_earlier_token():
-    model = make()
-    images = torch.randn(1, 3, 6, 20, generator=torch.Generator().manual_seed(1)).repeat(4, 1, 1, 1)
-    data = open_data(images, model.preprocess)
-    each = [ci.atoms(model, part(data, n, n + 1), top=3, progress=False) for n in range(4)]
-    merged = each[2].merge(each[0]).merge(each[3]).merge(each[1])
-    top = merged.top(0, 0)
-    assert list(top["sample"]) == [0, 1, 2] and top["value"].nunique() == 1
-
-
-def test_refusals(model, images, result):
-    for match, call in (
-        ("top=0", lambda: ci.atoms(model, images, top=0)),
-        (r"layers=\[3\]: give layers from 0 to 2", lambda: ci.atoms(model, images, layers=[3])),
-        ("layer=9: the result has the layers 0, 1, 2", lambda: result.top(9, 0)),
-        ("layer 0 has the atoms 0 to", lambda: result.top(0, 999)),
-        ("was not counted", lambda: ci.atoms(model, images[:1], progress=False).coactivation(0)),
-        ("the data is empty", lambda: ci.atoms(model, images[:0])),
-    ):
-        with pytest.raises(ValueError, match=match):
-            call()
-
-
 def test_octaves_count_the_values_by_powers_of_two():
     """Values on, below and beyond the ends; a dead atom has none."""
     values = [0.0, -1.0, 2.0**-9, 2.0**-7, 0.25, 0.49, 0.5, 1.0, 1.99, 2.0, 31.0, 400.0]
@@ -118,3 +79,115 @@ def test_octaves_count_the_values_by_powers_of_two():
     assert atom_sums.histograms(twice)[5, 0] == [2 * count for count in wanted]
     older = table.drop(columns=[name for name in table if name.startswith("octave")])
     assert atom_sums.histograms(atom_sums.merged_sums(table, older, {})) == {}
+
+
+IMAGES = torch.randn(34, 3, 6, 20, generator=torch.Generator().manual_seed(3))
+
+
+@given(st.integers(0, 2**16))
+def test_auc_counts_pairs(seed):
+    """Of a present and an absent row, how often the present one is larger; ties count half."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randint(0, 4, (29, 3), generator=generator).double()
+    present = torch.randint(0, 2, (2, 29), generator=generator).bool()
+    found = auc(torch.from_numpy(rankdata(values.numpy(), axis=0)), present)
+    for concept in range(2):
+        ones, zeros = values[present[concept]], values[~present[concept]]
+        if min(len(ones), len(zeros)) < 4:
+            assert (found[concept] == 0.5).all()
+            continue
+        above = (ones[:, None] > zeros).double() + 0.5 * (ones[:, None] == zeros).double()
+        torch.testing.assert_close(found[concept], above.mean(dim=(0, 1)))
+
+
+def planted(value, hook):
+    """Atom 3 of each image tells the class: samples come as 0, 1, 0, 1, ... or as they are."""
+    value = value.clone()
+    rows = torch.arange(len(value)) // 2 % 2
+    value[..., 3] = rows[:, None].to(value) + 0.01 * torch.rand(value.shape[:2])
+    value[:, :, 4] = 0
+    value[:, 0, 4] = 1  # and atom 4 tells CLS
+    return value
+
+
+def test_planted_candidates_are_found_and_noise_has_no_name():
+    model = make("crate")
+    labels = [n // 2 % 2 for n in range(32)]
+    with model.hooks(fwd_hooks=[(full_name("mlp.hook_post", 1), planted)]):
+        found = ci.circuits.atom_names(model, (IMAGES[:32], labels), batch_size=32, progress=False)
+    table = found.table().set_index(["layer", "atom"])
+    assert table.loc[(1, 3), "name"] == "class 1" and table.loc[(1, 3), "auc"] == 1
+    assert table.loc[(1, 4), "name"] == "CLS" and table.loc[(1, 4), "auc"] == 1
+    assert found.name_of(1, 3) == "class 1 (AUC 1.00)" and "atoms of" in found.headline()
+    unnamed = table[table["name"] == ""]
+    assert (unnamed["auc"] <= unnamed["null"]).all()
+    examples = found.examples(1, 4)
+    assert all("CLS of sample" in one["words"] and one["webp"] is None for one in examples)
+
+
+def codes_of(table):
+    """The tables of a layer whose codes `[sample, pos, atom]` are given, with ten classes."""
+    module = importlib.import_module("crate_interp.circuits.graphs.atom_names")
+    samples, pos = table.shape[:2]
+    classes = of_samples([n * 7 % 10 for n in range(samples)], None)
+    concepts = of_patches(make("crate"), samples, pos, None)
+    generator = torch.Generator().manual_seed(0)
+    found = module._of_layer(0, table.mean(dim=1), classes, table, concepts, generator)
+    return found.set_index("atom")
+
+
+def test_a_class_at_one_position_is_a_class_and_a_position_a_position():
+    """Atoms 0 to 2: a class at one position; 3 to 5: positions alone, with noise; 6: both."""
+    generator = torch.Generator().manual_seed(2)
+    samples, pos = 128, 13
+    label = torch.arange(samples) * 7 % 10
+    table = torch.zeros(samples, pos, 7)
+    for atom, place in ((0, 0), (1, 3), (2, 9)):
+        table[:, place, atom] = (label == atom).float() + 0.01 * torch.rand(
+            samples, generator=generator
+        )
+    for atom, places in ((3, [0]), (4, [1, 2, 6]), (5, [12])):
+        table[..., atom] = 0.3 * torch.rand(samples, pos, generator=generator)
+        table[:, places, atom] += 1
+    table[:, :, 6] = 5.0 * (torch.arange(pos) == 0) + 0.5 * (label == 4)[:, None]
+    table[..., 6] += torch.rand(samples, pos, generator=generator)
+    found = codes_of(table)
+    assert found["name"][[0, 1, 2, 6]].tolist() == [f"class {n}" for n in (0, 1, 2, 4)]
+    assert found["kind"][[3, 4, 5]].tolist() == ["position"] * 3 and found["name"][3] == "CLS"
+
+
+def test_random_labels_name_few_atoms():
+    model = make("crate")
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.rand(34, 13, model.cfg.d_mlp, generator=generator)
+
+    def unrelated(value, hook):
+        return noise[: len(value), : value.shape[1]].to(value)
+
+    hooks = [(full_name("mlp.hook_post", n), unrelated) for n in range(model.cfg.n_layers)]
+    with model.hooks(fwd_hooks=hooks):
+        found = ci.circuits.atom_names(model, IMAGES, batch_size=34, progress=False)
+    share = (found.table()["name"] != "").mean()
+    assert share < 0.25
+
+
+def test_candidates_of_patches_and_tokens():
+    model = make("crate")
+    rows, columns = model.cfg.grid
+    masks = torch.zeros(2, 6, 20, dtype=torch.uint8)
+    masks[1, :3, :10] = 1
+    found = of_patches(model, 2, 1 + rows * columns, masks)
+    assert found[0][0] == "CLS" and found[0][2].sum() == 2
+    places = sum(on.int() for _, _, on in found[1:10])
+    assert (places[:, 1:] == 1).all() and (places[:, 0] == 0).all()
+    on = {name: on for name, _, on in found}["patches on the object"]
+    assert not on[0].any() and on[1].any() and not on[1, 0]
+    words = ["'", " the", "3", "X"]
+    tokens = torch.tensor([[0, 1, 2, 3, 0]])
+    texts = of_tokens(tokens, words)
+    at = {name: on[0] for name, _, on in texts}
+    assert at["a quotation mark"].tolist() == [True, False, False, False, True]
+    assert at["after a digit"].tolist() == [False, False, False, True, False]
+    assert at["the first token"].tolist() == [True, False, False, False, False]
+    assert at["after ' the'"].tolist() == [False, False, True, False, False]
+    assert "token set" not in {one[1] for one in of_tokens(tokens, ["0", "1", "2", "3"])}

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from transformer_lens import patching as lens
 
 import crate_interp as ci
 from answering import VISION, ready
@@ -69,18 +68,6 @@ def test_an_attribution_is_what_the_logit_loses_with_the_part_where_the_scale_is
     ):
         changed = model.run_with_hooks(inputs, fwd_hooks=hooks)
         torch.testing.assert_close(part, read(logits) - read(changed), atol=1e-4, rtol=1e-3)
-
-
-def test_attribution_with_the_mean_pooled_and_before_the_softcap():
-    model, inputs = ready("crate-alpha", pool="mean")
-    logits, cache = model.run_with_cache(inputs)
-    torch.testing.assert_close(
-        logit_attribution(cache, 5).total(), logits[:, 5], atol=1e-4, rtol=1e-4
-    )
-    model, inputs = ready("nanochat-crate")
-    logits, cache = model.run_with_cache(inputs)
-    capped = 15 * torch.tanh(logit_attribution(cache, 5, position=3).total() / 15)
-    torch.testing.assert_close(capped, logits[:, 3, 5], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["crate", "crate-lm"])
@@ -155,23 +142,6 @@ def test_sweeps_over_the_tokens_of_images():
     assert result.values.shape[-1] == BATCH
 
 
-@pytest.mark.slow
-def test_sweeps_over_tokens_are_transformerlens_own():
-    model, clean = ready("crate-lm")
-    corrupted, metric = clean.flip(0).contiguous(), lambda logits: logits[0, -1, 3]
-    _, cache = model.run_with_cache(clean)
-    for name in (
-        "get_act_patch_resid_mid",
-        "get_act_patch_attn_head_pattern_by_pos",
-        "get_act_patch_attn_head_v_by_pos",
-    ):
-        mine, theirs = (
-            getattr(room, name)(model, corrupted, cache, metric) for room in (patching, lens)
-        )
-        assert torch.equal(mine, theirs), name
-    assert "tokens as positions" in patching.get_act_patch_resid_mid.__doc__
-
-
 @pytest.mark.parametrize("name", ["crate", "crate-alpha", "crate-lm", "nanochat-crate"])
 @pytest.mark.parametrize("steps", [1, 3])
 def test_attribution_patching_equals_its_formula(name, steps):
@@ -211,42 +181,6 @@ def test_attribution_patching_equals_its_formula(name, steps):
     assert not leftover_hooks(model) and all(value.grad is None for value in model.parameters())
 
 
-@pytest.mark.slow
-def test_attribution_patching_ranks_heads_as_patching_does():
-    """On two pairs of classes that are alike.
-
-    On trousers and bags, which are not, the first order has little to do with it (0.45).
-    """
-    model, data = ci.load("crate-tiny-fashion"), ci.data.embedded("fashion")
-    images, labels = model.preprocess(data["image"]), torch.tensor(data["label"])
-    for a, b in ((7, 9), (2, 6)):
-        source, base = images[labels == a][:8], images[labels == b][:8]
-        metric = lambda logits, a=a, b=b: (logits[:, a] - logits[:, b]).mean()  # noqa: E731
-        with torch.no_grad():
-            _, cache = model.run_with_cache(source)
-            causal = patching.get_act_patch_attn_head_out_all_pos(
-                model, base, cache, metric
-            ) - metric(model(base))
-        estimate = attribution_patch(model, source, base, metric, progress=False)
-        ranks = [values.flatten().argsort().argsort().double() for values in (causal, estimate)]
-        assert torch.corrcoef(torch.stack(ranks))[0, 1] > 0.8
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_what_has_no_gradient_is_refused():
-    model, images = ready("crate")
-    for words, call in {
-        "give tensors of one shape": lambda: attribution_patch(
-            model, images, images[:1], lambda out: out.sum()
-        ),
-        "steps=0": lambda: attribution_patch(model, images, images, lambda out: out.sum(), steps=0),
-        "a number without a gradient": lambda: attribution_patch(
-            model, images, images, lambda out: 1.0, progress=False
-        ),
-    }.items():
-        refuses(words, call)
-
-
 def test_inference_mode_is_named_before_work_starts():
     model, images = ready("crate")
     labels = [0] * len(images)
@@ -262,15 +196,6 @@ def test_inference_mode_is_named_before_work_starts():
     with torch.inference_mode():
         for name, call in calls.items():
             refuses(f"{name} needs gradients, but inference mode is", call)
-        with torch.inference_mode(False):
-            within = attribution_patch(model, images, images + 1, torch.sum, progress=False)
-        made, _ = ready("crate")
-        made.run_with_cache(images)
-    assert torch.equal(
-        within, attribution_patch(model, images, images + 1, torch.sum, progress=False)
-    )
-    with pytest.raises(ValueError, match="the model was made in inference mode"):
-        attribution_patch(made, images, images, torch.sum)
 
 
 def test_targets_are_numbers_names_lists_of_them_and_tensors():
@@ -291,15 +216,3 @@ def test_targets_are_numbers_names_lists_of_them_and_tensors():
         found = logit_attribution(cache, a, minus=b)
         assert torch.equal(found.total(), result.total())
         assert found.meta["settings"]["minus"] == "each sample's target"
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("wrong", [-1, 99, 2.0, True, [3, True], [[1, 2], [3]], [], None])
-def test_what_is_no_class_is_refused(wrong):
-    model, images = ready("crate-alpha")
-    cache = model.run_with_cache(images)[1]
-    stack = cache.decompose_resid(pos_slice=0)
-    refuses("tokens=.*: give a number from 0", lambda: cache.logit_attrs(stack, wrong, pos_slice=0))
-    refuses("target=.*: give a number from 0 to", lambda: logit_attribution(cache, wrong))
-    with pytest.raises(ValueError, match="must have the same shape"):
-        cache.logit_attrs(stack, [3, 4], 1, pos_slice=0)

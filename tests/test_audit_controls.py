@@ -33,13 +33,9 @@ MISSED = {("rate_kept", "stream"), ("rate_kept", "unit"), ("neumann", "unit")}
 
 
 def judged(result):
-    """The verdicts of the cells that apply."""
     return {
         cell: words for cell, words in of_settings(result).items() if words != {"not applicable"}
     }
-
-
-# ---- members that follow their papers
 
 
 @pytest.mark.parametrize(
@@ -53,7 +49,6 @@ def judged(result):
     ],
 )
 def test_a_member_built_by_hand_keeps_every_claim(family, layers):
-    """In all layers, all frames and at every eps where a claim has to hold."""
     result = audited(planted.ideal(n_layers=layers, family=family, n=8 * layers))
     found, unclear = judged(result), OPEN.get(family, set())
     assert all(found[cell] <= {"kept", "undecided"} for cell in unclear)
@@ -113,9 +108,6 @@ def test_a_defect_of_a_member_breaks_what_was_written(family, defect):
             assert words <= {"broken", "undecided"} and "broken" in words, (cell, words)
         elif cell not in unsure | BY_CONSTRUCTION:
             assert words == {"kept"}, (cell, words)
-
-
-# ---- random members
 
 
 @cache

@@ -1,14 +1,17 @@
-"""A verdict of the audit does not hang on which random weights were drawn."""
-
-import itertools
+"""On which samples, draws and precision the nulls of an audit hang, and verdicts do not."""
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import crate_interp as ci
-from crate_interp.audits import verdicts
-from crate_interp.stats.contrasts import by_group
+from audit_reference import drawn, number, same, sparse_numbers, steps_of
+from conftest import make
+from crate_interp.audits import layer as layers
+from crate_interp.audits import run, sparse
+from crate_interp.audits.claims import NULLS
+from selection import few
 from test_audit import audited, planted
 
 
@@ -37,43 +40,64 @@ def test_what_hangs_on_the_draws_is_undecided():
         assert with_gains(result, sign * spread) == {"undecided"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name, data, limit",
-    [
-        ("crate-tiny-fashion", "embedded:fashion", 64),
-        ("crate-tiny-pictures", "embedded:pictures", 64),
-        ("crate-tiny-lm", "embedded:held-out-text", 141),  # ten texts
-    ],
-)
-def test_another_seed_of_the_nulls_turns_few_cells(name, data, limit, monkeypatch):
-    """All draws of another seed together say the same of all decided cells but one at most."""
-    model, found = ci.load(name), []
-    for seed in range(2):
-        result = ci.audit(model, data, limit=limit, untrained=0, seed=seed, progress=False)
-        found.append((result, result.table()["verdict"]))
-    monkeypatch.setattr(verdicts, "_GROUP", 1000)
-    for (_, decided), (other, _) in itertools.permutations(found, 2):
-        together = ci.AuditResult(other.stored, other.meta).table()["verdict"]
-        assert ((decided != "undecided") & (decided != together)).sum() <= 1
+def test_random_dictionaries_are_measured_on_tokens_drawn_anew_for_each_sample(monkeypatch):
+    monkeypatch.setattr(sparse, "TOKENS", 5)
+    model = make("crate", d_head=5, n_layers=2).double()
+    images = torch.randn(3, 3, 6, 20, generator=torch.Generator().manual_seed(1)).double()
+    result = ci.audit(model, images, untrained=0, progress=False)
+    places = layers._drawn_tokens(range(3), 13, 0)
+    assert len({tuple(each) for each in places.tolist()}) == 3
+    cache = model.run_with_cache(images)[1]
+    lasso, y = model.blocks[1].mlp.lasso(), cache["blocks.1.ln2.hook_normalized"]
+    d = drawn(lasso.d, "random D", 3).numpy()
+    for sample in range(3):
+        some = y[sample, places[sample]].numpy()
+        code = steps_of(lasso, some, d, [lasso.eta] * lasso.count)
+        wanted = sparse_numbers(some, code, d, lasso)["descends"]
+        same(number(result, "random D 3", "descends", "", 0.0, "", "all")[sample], wanted, sample)
 
 
-def test_verdicts_of_texts_are_over_texts():
-    """Intervals over windows of 22 texts; nulls are measured on the first ten texts."""
-    lm = ci.load("crate-tiny-lm")
-    texts = [text[:1400] for text in ci.data.embedded("held-out-text")["text"]][:12]
-    result = ci.audit(lm, texts, untrained=0, grid=False, lasso_tokens=2, progress=False)
-    assert result.independent == (12, "texts")
-    place = "number == 'compresses' and frame == 'read' and layer == 1"
-    row = result.table().query(place).iloc[0]
-    own = result.table("numbers").query("of == 'layer' and frame == 'read' and layer == 1")
-    own = own.dropna(subset=["compresses"])
-    groups = result.groups_at(own["sample"])
-    free = by_group(own[["compresses"]].to_numpy(), groups)
-    low, high = verdicts.studentised(free).interval()
-    assert [row["low"], row["high"]] == pytest.approx([low[0], high[0]], rel=1e-9)
-    narrow = verdicts.studentised(own[["compresses"]].to_numpy()).interval()
-    assert row["low"] < narrow[0][0] and not np.isnan(row["excess_low"])
-    few = ci.audit(lm, texts[:9], untrained=0, grid=False, lasso_tokens=2, progress=False)
-    cells = few.table().query("number == 'compresses'")
-    assert cells["low"].isna().all() and cells["excess_low"].isna().all()
+def test_nulls_grid_and_limits_are_measured_on_the_first_samples(monkeypatch):
+    model = make("crate", d_head=5, n_layers=2).double()
+    images = torch.randn(7, 3, 6, 20, generator=torch.Generator().manual_seed(1)).double()
+    keys = ["sample", "layer", "of", "frame", "eps", "basis", "tokens"]
+
+    def table(**options):
+        result = ci.audit(model, images, untrained=0, progress=False, **options)
+        return result.table("numbers").set_index(keys)
+
+    every, plain = table(), table(grid=False)
+    plain = plain[plain.index.get_level_values("of") == "layer"]
+    monkeypatch.setattr(run, "SAMPLES", 3)
+    monkeypatch.setattr(run, "LIMITED", 2)
+    for batch_size in (2, 7):
+        some = table(batch_size=batch_size)
+        first, rest = (
+            some[(some.index.get_level_values("sample") < 3) == is_first]
+            for is_first in (True, False)
+        )
+        pd.testing.assert_frame_equal(rest, plain.loc[3:].reindex(columns=rest.columns), rtol=1e-9)
+        wanted = every.loc[first.index]
+        pd.testing.assert_frame_equal(first, wanted.reindex(columns=first.columns), rtol=1e-9)
+        limited = first.xs("construction", level="of").index.get_level_values("sample")
+        assert set(limited) == {0, 1}
+        assert set(first.xs("shuffled", level="of").index.get_level_values("sample")) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("family", few(["crate", "tost-ista", "cbt"]))
+def test_nulls_in_float32_are_those_in_float64(family):
+    square = dict(image_size=(10, 10), patch_size=(2, 2), d_model=29, d_head=5, stem="linear")
+    model = make(family, **square, n_layers=2)
+    images = torch.randn(3, 3, 10, 10, generator=torch.Generator().manual_seed(1))
+    keys = ["sample", "layer", "of", "frame", "eps", "basis", "tokens"]
+    single, double = (
+        ci.audit(each, x, untrained=0, progress=False).table("numbers").set_index(keys)
+        for each, x in (
+            (model, images),
+            (make(family, **square, n_layers=2).double(), images.double()),
+        )
+    )
+    nulls = {*NULLS} - {"random map"} - ({"random D"} if family == "cbt" else set())
+    assert set(double.index.get_level_values("of")) >= nulls
+    # the draws themselves are the same; directions are cosines, the others relative differences
+    np.testing.assert_allclose(single, double.loc[single.index], rtol=2e-3, atol=2e-4)

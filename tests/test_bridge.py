@@ -1,16 +1,10 @@
 """A bridge over a hooked model: logits, activations, edits and gradients are the model's."""
 
-import copy
-from functools import partial
 from importlib.metadata import entry_points
-from threading import Lock
 
 import pytest
 import torch
-from transformer_lens.config import TransformerBridgeConfig
-from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
 from transformer_lens.model_bridge import TransformerBridge
-from transformer_lens.model_bridge.sources import build_bridge_from_module
 
 import crate_interp as ci
 from bridged import (
@@ -19,14 +13,12 @@ from bridged import (
     FEW_TEXT,
     VISION,
     input_of,
-    make_clip,
-    make_mae,
     metric,
     model_of,
     pair,
 )
 from command import python
-from conftest import LAYERS, make, refuses
+from conftest import LAYERS, refuses
 from crate_interp.bridge.adapter import ARCHITECTURES, CrateAdapter
 
 # what fires only behind a switch
@@ -144,24 +136,6 @@ def test_the_model_is_left_alone(name):
     assert {**after, "weights": 0} == {**before, "weights": 0}
 
 
-def test_the_copy_has_none_of_the_models_hooks():
-    model, x = make(), input_of("crate")
-    plain = model(x)
-    lock = Lock()  # cannot be copied
-
-    def zero(value, hook, lock):
-        with lock:
-            return value * 0
-
-    model.add_hook("blocks.0.hook_resid_pre", partial(zero, lock=lock))
-    model.add_perma_hook("blocks.1.hook_resid_pre", partial(zero, lock=lock))
-    model.blocks[2].register_forward_hook(partial(lambda lock, *args: args[-1] * 0, lock))
-    bridge = ci.to_bridge(model)
-    assert torch.equal(bridge(x), plain)
-    assert not torch.equal(model(x), plain)
-    assert not any(point.fwd_hooks for point in bridge.hook_points())
-
-
 @pytest.mark.parametrize("name", FEW)
 def test_stop_and_start_at_a_layer(name):
     model, bridge, x = pair(name)
@@ -243,65 +217,6 @@ def test_weights_by_transformerlens_names(name):
         assert torch.equal(params["blocks.1.mlp.b_in"], mlp.fc_in.bias)
     if name == "nanochat-crate":
         assert torch.equal(params["blocks.1.mlp.b_in"], -model.blocks[1].mlp.threshold)
-
-
-def test_a_classifier_behind_features():
-    model, x = make(d_features=7), input_of("crate")
-    bridge = ci.to_bridge(model)
-    assert torch.equal(bridge(x), model(x))
-    assert torch.equal(bridge.W_U, model.W_U)
-    assert torch.allclose(bridge.b_U, model.b_U)
-
-
-def test_a_copy_of_a_bridge_and_the_tower_of_a_clip():
-    model, bridge, x = pair("crate")
-    twin = copy.deepcopy(bridge)
-    with torch.no_grad():
-        next(bridge.parameters()).zero_()
-    assert torch.equal(twin(x), model(x))
-    clip = make_clip()
-    size = (2, 3, *clip.visual.cfg.image_size)
-    images = torch.randn(size)
-    assert torch.equal(ci.to_bridge(clip.visual)(images), clip.visual(images))
-
-
-class Wrapped(torch.nn.Module):
-    """As torch.compile wraps a model."""
-
-    def __init__(self, model):
-        super().__init__()
-        self._orig_mod = model
-
-
-@pytest.mark.parametrize(
-    "what, says",
-    [
-        (lambda: torch.nn.Linear(2, 2), "cannot make a bridge of Linear: give a hooked model"),
-        (lambda: "crate", "cannot make a bridge of str: give a hooked model"),
-        (lambda: Wrapped(make()), "cannot make a bridge of Wrapped"),
-        (lambda: ci.to_bridge(make()), "cannot make a bridge of TransformerBridge"),
-        (make_clip, "of a CLIP, model.visual"),
-        (make_mae, "give a hooked model with logits"),
-        (lambda: make_clip().text, "give a hooked model with logits"),
-    ],
-)
-def test_what_is_no_hooked_model_with_logits_is_refused(what, says):
-    refuses(says, lambda: ci.to_bridge(what()))
-
-
-def test_transformerlens_builds_it_by_the_adapters_name():
-    # first, or a later discovery finds the names taken, and warns in every test of this process
-    ArchitectureAdapterFactory.discover_entry_points()
-    for architecture in ARCHITECTURES:
-        ArchitectureAdapterFactory.register_adapter(architecture, CrateAdapter)
-    for name in ("crate", "crate-lm"):
-        model, x = model_of(name), input_of(name)
-        cfg = TransformerBridgeConfig(d_model=31, d_head=7, n_heads=5, n_layers=LAYERS, n_ctx=13)
-        twin = copy.deepcopy(model)
-        bridge = build_bridge_from_module(twin, type(model).__name__, tl_config=cfg)
-        assert torch.equal(bridge(x), model(x))
-        assert bridge.cfg.d_head == model.cfg.d_head
-        assert bridge.cfg.d_vocab == model.W_U.shape[1]
 
 
 def test_the_installed_package_names_the_adapter():

@@ -1,25 +1,24 @@
-"""Saved folders as models of transformers, once ci.bridge.register() has been called."""
-
-import json
-import subprocess
-import sys
+"""Saved folders as models of transformers, and TransformerLens tools on a bridge."""
 
 import pytest
 import torch
 import torch.nn.functional as F
-from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens import benchmarks, patching
 from transformer_lens.model_bridge.sources import build_bridge_from_module
+from transformer_lens.tools.analysis.attribution_patching import attribution_patch
 from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageClassification,
     AutoTokenizer,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 
 import crate_interp as ci
-from bridged import EVERY, VISION, input_of, make_clip, make_mae, model_of
-from conftest import make, make_lm, refuses
+from bridged import EVERY, FEW_TEXT, VISION, input_of, make_clip, make_mae, metric, model_of, pair
+from conftest import make, make_lm
 
 AUTO = {"crate_vision": AutoModelForImageClassification, "crate_text": AutoModelForCausalLM}
 
@@ -31,7 +30,6 @@ def registered():
 
 
 def loaded(model, folder, auto=None):
-    """(the config, the transformers model, what ci.load makes of the folder)"""
     model.save_pretrained(folder)
     config = AutoConfig.from_pretrained(folder)
     auto = AUTO[config.model_type] if auto is None else auto
@@ -99,28 +97,6 @@ def test_labels_and_models_without_logits(tmp_path):
         assert torch.equal(one, other)
 
 
-def test_a_config_that_makes_no_crate_is_refused(tmp_path):
-    make().save_pretrained(tmp_path)
-    content = json.loads((tmp_path / "config.json").read_text())
-    content["config"]["n_layers"] = -1
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    refuses("n_layers", lambda: AutoConfig.from_pretrained(tmp_path))
-    del content["config"]
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    refuses("the fields of a CrateConfig", lambda: AutoConfig.from_pretrained(tmp_path))
-
-
-def test_old_folders_are_read_as_before(tmp_path):
-    model = make()
-    model.save_pretrained(tmp_path)
-    content = json.loads((tmp_path / "config.json").read_text())
-    assert content.pop("model_type") == "crate_vision"
-    assert content.pop("architectures") == ["CrateForImageClassification"]
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    x = input_of("crate")
-    assert torch.equal(ci.load(tmp_path)(x), model(x))
-
-
 def test_the_tokenizer_of_a_folder(tmp_path):
     model = ci.load("crate-tiny-lm")
     model.save_pretrained(tmp_path)
@@ -153,39 +129,64 @@ def test_a_bridge_over_the_transformers_model(name, tmp_path):
         assert torch.equal(bridge(stream, start_at_layer=1), wanted(x))
 
 
-def test_boot_transformers_does_not_find_adapters_from_outside(tmp_path):
-    """TransformerLens 4.3 looks in a list that no adapter from outside enters.
+@pytest.mark.parametrize("name", FEW_TEXT)
+def test_patching_is_that_of_the_model(name):
+    model, bridge, clean = pair(name)
+    corrupt = input_of(name, seed=2)
+    _, cache = model.run_with_cache(clean)
+    _, same = bridge.run_with_cache(clean)
+    sweep = patching.get_act_patch_attn_head_v_all_pos
+    wanted = sweep(model, corrupt, cache, metric)
+    assert torch.equal(sweep(bridge, corrupt, same, metric), wanted)
+    assert wanted.std() > 0
+    wanted = attribution_patch(model, clean, corrupt, metric)
+    found = attribution_patch(bridge, clean, corrupt, metric)
+    assert found.node_scores == wanted.node_scores
+    assert max(map(abs, found.node_scores.values())) > 0
 
-    When this fails, TransformerLens has been mended: let the docstring of ci.bridge.register()
-    say that `TransformerBridge.boot_transformers(folder)` works.
-    """
-    make_lm().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="Could not determine supported architecture"):
-        TransformerBridge.boot_transformers(str(tmp_path))
 
-
-ALONE = """
-import sys
-import crate_interp as ci
-from transformers import AutoConfig
-try:
-    AutoConfig.from_pretrained(sys.argv[1])
-except ValueError as error:
-    print("model type" in str(error) or "model_type" in str(error))
-ci.load(sys.argv[1])
-ci.bridge.register
-try:
-    AutoConfig.from_pretrained(sys.argv[1])
-except ValueError as error:
-    print("still unknown")
-ci.bridge.register()
-print(AutoConfig.from_pretrained(sys.argv[1]).model_type)
-"""
+@pytest.fixture(scope="module")
+def written():
+    model = ci.load("crate-tiny-lm")
+    model.to_tokens("a")
+    if not isinstance(model.tokenizer, PreTrainedTokenizerBase):
+        held = model.tokenizer
+        core = type(held.core).from_str(held.to_json())
+        options = dict(split_special_tokens=True, eos_token="<|bos|>")
+        model.tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=core, bos_token="<|bos|>", **options
+        )
+    return model, ci.to_bridge(model)
 
 
 @pytest.mark.slow
-def test_nothing_is_registered_unless_one_asks_for_it(tmp_path):
-    make().save_pretrained(tmp_path)
-    command = [sys.executable, "-c", ALONE, str(tmp_path)]
-    run = subprocess.run(command, capture_output=True, text=True)
-    assert run.stdout.split("\n") == ["True", "still unknown", "crate_vision", ""], run.stderr
+def test_text_goes_in_as_it_goes_into_the_model(written):
+    model, bridge = written
+    core = model.tokenizer
+    ids = core("The cat sat", add_special_tokens=False)["input_ids"]
+    assert bridge.to_tokens("The cat sat").tolist() == [[core.bos_token_id, *ids]]
+    assert bridge.to_tokens("The cat sat", prepend_bos=False).tolist() == [ids]
+    tokens = bridge.to_tokens("The cat sat")
+    assert torch.equal(bridge("The cat sat"), model(tokens))
+    assert core.split_special_tokens and bridge.tokenizer is not core
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "logits_equivalence", "loss_equivalence", "forward_hooks", "critical_forward_hooks",
+        "gated_hooks_fire", "hook_functionality", "hook_registry", "backward_hooks",
+        "critical_backward_hooks", "gradient_computation", "generation", "activation_cache",
+        "run_with_cache",
+    ],
+)  # fmt: skip
+def test_transformerlens_verifies_it(written, name):
+    """The checks of verify_models that need no model from the Hub and no folded weights."""
+    check = getattr(benchmarks, f"benchmark_{name}")
+    needs = {"test_text": "The cat sat on the mat"} if name != "hook_registry" else {}
+    found = check(written[1], **needs)
+    assert found.passed, found
+    missed = (found.details or {}).get("didnt_fire", [])
+    gated = ("hook_result", "_input", "hook_attn_in", "hook_mlp_in")
+    assert all(point.endswith(gated) for point in missed), missed

@@ -42,19 +42,3 @@ def test_texts_that_are_easy_to_read_or_hidden_are_not(driven):  # noqa: F811
     )
     with opened(driven, HEAD + fine) as shown:
         assert low_contrast(shown.page) == []
-
-
-@pytest.mark.slow
-def test_schemes_requests_and_complaints_are_told(driven, tmp_path):  # noqa: F811
-    page = tmp_path / "page.html"
-    page.write_text(
-        f"{HEAD}<style>:root {{ color-scheme: light dark }} "
-        "p { color: light-dark(#000, #333) }</style><p>text</p>"
-        "<img src='http://127.0.0.1:9/x.png'><script>throw Error('no good')</script>"
-    )
-    wrong = looked_over(driven, page, tmp_path)
-    dim = [words.split(":")[0] for words in wrong if "contrast" in words]
-    assert dim == ["390 dark", "1200 dark"]
-    assert sum("asked for http://127.0.0.1:9/x.png" in words for words in wrong) == 4
-    assert sum("no good" in words for words in wrong) == 4
-    assert len(list(tmp_path.glob("page-*.png"))) == 4

@@ -1,10 +1,10 @@
-"""Reading a cache: what is at a point of a layer, and what a cache says of points that it lacks."""
+"""Reading a cache, and what circuits read from it: points, signs, frozen norms, towers."""
 
 import pytest
 import torch
 
 import crate_interp as ci
-from conftest import make_lm, refuses
+from conftest import FIXTURES, make_lm, refuses
 
 SIZE = dict(image_size=(6, 20), patch_size=(2, 5))
 
@@ -14,20 +14,6 @@ def test_at_reads_points_of_layers_and_of_the_model(model, images):
     assert cache.at("attn.hook_pattern", 1) is cache["blocks.1.attn.hook_pattern"]
     assert cache.at("mlp.hook_post", -1) is cache["blocks.2.mlp.hook_post"]
     assert cache.at("ln_final.hook_scale") is cache["ln_final.hook_scale"]
-
-
-def test_at_refuses_what_was_not_cached(model, images):
-    _, few = model.run_with_cache(images, names_filter="hook_embed")
-    with pytest.raises(
-        KeyError, match=r"the cache lacks 'blocks.2.mlp.hook_post': .* names_filter=\['blocks.2.mlp"
-    ):
-        few.at("mlp.hook_post", -1)
-    with pytest.raises(KeyError, match="the cache lacks 'ln_final.hook_scale'"):
-        few.at("ln_final.hook_scale")
-    with pytest.raises(KeyError, match=r"fires only after model.set_use_attn_result\(True\)"):
-        few.at("attn.hook_result", 0)
-    _, flat = model.run_with_cache(images[:1], remove_batch_dim=True)
-    refuses("no batch axis: cache without remove_batch_dim", lambda: flat.at("mlp.hook_post", 0))
 
 
 def test_misspelt_points_get_a_hint(model, images):
@@ -85,3 +71,80 @@ def test_a_cache_shares_no_memory_with_its_inputs(model, images):
     stream.zero_()
     assert words.mask.sum(dim=1).tolist() == [7, 5]
     assert later["resid_pre", 1].equal(before)
+
+
+TOKENS = torch.randint(47, (2, 11), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture
+def clip():
+    return ci.load(
+        FIXTURES / "crate_alpha_clipa" / "crate_alpha_CLIPA_L14.pth", n_heads=4, text_n_heads=3
+    )
+
+
+@pytest.fixture
+def pictures():
+    return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(4))
+
+
+@pytest.mark.parametrize("name", ["crate-lm", "gpt-baseline", "nanochat-crate"])
+def test_a_detached_scale_is_a_constant_to_gradients(name):
+    """Freezing norms gives the gradient of the model whose scales are numbers.
+
+    By finite differences along one direction.
+    """
+    lm = make_lm(name).double()
+    points = [point for point in lm.hook_dict if point.endswith("hook_scale")]
+    freeze = [(point, lambda scale, hook: scale.detach()) for point in points]
+    with lm.hooks(fwd_hooks=freeze):
+        loss = lm(TOKENS, "loss")
+    (frozen,) = torch.autograd.grad(loss, lm.embed.weight)
+    (free,) = torch.autograd.grad(lm(TOKENS, "loss"), lm.embed.weight)
+    assert (frozen - free).norm() > 0.01 * free.norm()
+    with torch.no_grad():
+        _, cache = lm.run_with_cache(TOKENS)
+        fixed = [(point, lambda scale, hook: cache[hook.name]) for point in points]
+        along = torch.Generator().manual_seed(0)  # not across a threshold of ISTA, where it bends
+        direction = torch.randn(lm.embed.weight.shape, generator=along, dtype=torch.float64)
+        step = 1e-6
+        ends = []
+        for sign in (1, -1):
+            lm.embed.weight.data += sign * step * direction
+            with lm.hooks(fwd_hooks=fixed):
+                ends.append(lm(TOKENS, "loss").item())
+            lm.embed.weight.data -= sign * step * direction
+    assert (frozen * direction).sum().item() == pytest.approx(
+        (ends[0] - ends[1]) / (2 * step), rel=1e-3, abs=1e-6
+    )
+
+
+def test_towers_share_points_and_keep_their_names(clip, pictures):
+    tokens = torch.randint(50, (2, 8))
+    zero = lambda value, hook: value * 0  # noqa: E731
+    with torch.no_grad():
+        plain = clip(pictures, tokens)
+        with clip.hooks(fwd_hooks=[("visual.blocks.0.hook_resid_post", zero)]):
+            bent = clip(pictures, tokens)
+            clip.visual.run_with_cache(pictures)  # opens and closes a context of its own
+            assert torch.equal(clip(pictures, tokens), bent) and not torch.equal(bent, plain)
+        with clip.visual.hooks(fwd_hooks=[("blocks.0.hook_resid_post", zero)]):
+            clip.run_with_cache(pictures, tokens)
+            assert torch.equal(clip(pictures, tokens), bent)
+        assert torch.equal(clip(pictures, tokens), plain)
+        _, cache = clip.visual.run_with_cache(pictures)
+        back = lambda value, hook: cache[hook.name]  # noqa: E731
+        clip.visual.run_with_hooks(pictures, fwd_hooks=[("blocks.1.hook_resid_post", back)])
+        _, whole = clip.run_with_cache(pictures, tokens)
+        assert torch.equal(whole.visual["pattern", 1], cache["pattern", 1]) and whole.text[
+            "resid_post", 0
+        ].shape == (2, 8, 24)
+        torch.testing.assert_close(
+            whole.visual.logit_lens().values[-1], clip.encode_image(pictures), atol=1e-4, rtol=1e-4
+        )
+        clip.visual.set_use_attn_result(True)
+        assert "visual.blocks.0.attn.hook_result" in clip.run_with_cache(pictures, tokens)[1]
+        clip.visual.set_use_split_qkv_input(True)
+    with pytest.raises(ValueError, match="does not fire with split inputs"), torch.no_grad():
+        clip.run_with_hooks(pictures, tokens, fwd_hooks=[("visual.blocks.0.attn.hook_u", zero)])
+    assert torch.equal(clip.visual.b_U, torch.zeros(24)) and not hasattr(clip.text, "generate")

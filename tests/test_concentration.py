@@ -3,25 +3,20 @@
 import itertools
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
 import crate_interp as ci
-from conftest import leftover_hooks, make, make_lm, refuses
-from crate_interp.circuits import code_swaps
-from crate_interp.circuits.code_swaps import rotation, swaps, with_donors
+from conftest import leftover_hooks, make, make_lm
+from crate_interp.circuits.code_swaps import rotation, swaps
 
 N, LAYERS, QUIET = 5, 2, dict(batch_size=3, progress=False)
-# how many times the gap moves
-BASES = {"native": 1.31, "pca": 1.05, "rotated-0": 0.69, "rotated-1": 0.7}
 FEW = dict(k=[2, 5], rotations=2, untrained=0, **QUIET)
 IMAGES = torch.randn(N, 3, 6, 20, generator=torch.Generator().manual_seed(5)).double()
 TOKENS = torch.randint(0, 47, (N, 13), generator=torch.Generator().manual_seed(1))
 
 
 def classifier(family="crate", **over):
-    """Returns a model whose answers to the images differ: no class is higher on average."""
     model = make(family, n_layers=LAYERS, **over).double()
     with torch.no_grad():
         model.unembed.bias -= model(IMAGES).mean(dim=0)
@@ -159,91 +154,6 @@ def test_a_linear_read_out_has_a_closed_form():
         assert float(share.iloc[0]) == pytest.approx(float(moved / whole), rel=1e-6)
 
 
-def test_donors_are_the_next_samples_of_another_answer():
-    answers = pd.DataFrame({"sample": [3, 4, 6, 7, 8], "answer": [2, 2, 5, 2, 2]})
-    found = with_donors(answers)
-    assert found["donor"].tolist() == [6, 6, 7, 6, 6]
-    assert found["donor_answer"].tolist() == [5, 5, 2, 5, 5]
-    refuses("gives all 2 samples the same answer", lambda: with_donors(answers.iloc[:2]))
-
-
-def test_tables_of_the_result(result, tmp_path):
-    shares, contrasts = result.table(), result.table("contrasts")
-    assert shares[["layer", "basis", "k"]].drop_duplicates().shape[0] == LAYERS * 3 * 2
-    assert (shares["n"] == N).all() and (shares["low"] <= shares["share"]).all()
-    wide, near = (
-        shares.pivot(index=["layer", "k"], columns="basis", values=column)
-        for column in ("share", "carried")
-    )
-    against = contrasts[contrasts["versus"] == "pca"].set_index(["layer", "k"])
-    np.testing.assert_allclose(against["difference"], near["native"] - near["pca"])
-    np.testing.assert_allclose(against["ratio"], wide["native"] / wide["pca"])
-    np.testing.assert_allclose(contrasts["learned"], contrasts["ratio"] / contrasts["untrained"])
-    points = result.table("points")
-    assert points.to_numpy().tolist() == [[layer, 13, 31, 13 * N] for layer in range(LAYERS)]
-    assert "swapping 2 of 403 (token, coordinate) nodes" in result.headline()
-    assert "2 untrained networks" in result.headline() and "65 tokens" in result.legend()
-    refuses("run ci.circuits.concentration on all samples at once", lambda: result.merge(result))
-    refuses(r"k=3 was not measured: give one of \[2, 5\]", lambda: ci.viz.concentration(result, 3))
-
-
-def test_to_overshoot_the_gap_is_no_better_than_to_fall_short(result):
-    """Atoms move the gap 1.31 times on average, principal axes 1.05 times, rotations .69 times."""
-    places = [(layer, basis) for layer in range(LAYERS) for basis in BASES]
-    pairs = pd.DataFrame({"sample": range(40), "donor": 0, "answer": 0, "donor_answer": 1})
-    noise = np.random.default_rng(0).uniform(0.5, 2, 40)
-    pairs = pairs.assign(gap=noise, donor_gap=-noise)
-    swaps = pd.DataFrame(
-        [
-            (sample, layer, basis, k, 2 * noise[sample] * BASES[basis] + 0.01 * (sample % 3))
-            for sample in range(40)
-            for layer, basis in places
-            for k in (2, 5)
-        ],
-        columns=["sample", "layer", "basis", "k", "moved"],
-    )
-    tables = result.stored | {"pairs": pairs, "swaps": swaps}
-    found = ci.circuits.Concentration(tables, result.meta | {"untrained": 0})
-    near = found.table().set_index(["layer", "k", "basis"])["carried"].loc[(0, 2)]
-    assert near["pca"] == pytest.approx(0.95, abs=0.01) and near["native"] < 0.7
-    assert near["rotated"] == pytest.approx(near["native"], abs=0.02)
-    against = found.table("contrasts").query("versus == 'pca'")
-    assert (against["difference"] < -0.2).all() and (against["p"] < 0.01).all()
-    assert (against["ratio"] > 1.2).all()  # they move it further
-    assert "Compared with 0 untrained" in found.headline()
-
-
-def test_a_twin_counts_the_same_pairs(model, result):
-    """A twin has the pairs and classes of the model, and its own gaps."""
-    own, twins = result.table("pairs"), result.table("untrained_pairs")
-    assert sorted(set(twins["seed"])) == [0, 1]
-    for _, pairs in twins.groupby("seed"):
-        same = ["sample", "donor", "answer", "donor_answer"]
-        assert pairs[same].reset_index(drop=True).equals(own[same])
-        assert not np.allclose(pairs["gap"], own["gap"])
-
-
-@pytest.mark.parametrize(
-    "more, match",
-    [
-        (dict(k=[0]), "k=0"),
-        (dict(k=[]), r"k=\[\]: give a list of numbers of nodes"),
-        (dict(k=4), "k=4: give a list of numbers"),
-        (dict(point="atoms"), "point='atoms' is none of code, stream"),
-        (dict(rotations=1), "rotations=1"),
-    ],
-)
-def test_bad_input_is_refused_before_work(model, monkeypatch, unchecked, more, match):
-    monkeypatch.setattr(code_swaps, "Pass", lambda *_: pytest.fail("work has started"))
-    refuses(match, lambda: ci.circuits.concentration(model, IMAGES, **FEW | more))
-
-
-def test_one_answer_is_refused_before_the_first_swap(model, monkeypatch):
-    monkeypatch.setattr(code_swaps, "_of_pairs", lambda *_: pytest.fail("swapped"))
-    with pytest.raises(ValueError, match="gives all 2 samples the same answer"):
-        ci.circuits.concentration(model, IMAGES[:1].repeat(2, 1, 1, 1), **FEW)
-
-
 def test_the_page_shows_the_finding_and_every_number(result, tmp_path):
     page = ci.viz.concentration_page(result, tmp_path)
     text = " ".join(page.read_text().split())
@@ -255,15 +165,3 @@ def test_the_page_shows_the_finding_and_every_number(result, tmp_path):
     assert "http:" not in text.replace("http://www.w3.org", "") and "<svg" in text
     assert (tmp_path / "concentration.png").stat().st_size > 10_000
     assert ci.circuits.Concentration.load(tmp_path).headline() == result.headline()
-
-
-@pytest.mark.slow
-def test_a_figure_shows_shares_and_ratios(result):
-    shares, ratios = ci.viz.concentration(result, 5).axes
-    assert shares.get_title() == "Swapping 5 nodes of the code"
-    table = result.table().query("k == 5")
-    for line, basis in zip(shares.lines, ("native", "pca", "rotated"), strict=True):
-        assert line.get_ydata().tolist() == table[table["basis"] == basis]["carried"].tolist()
-    rows = result.table("contrasts").query("k == 5 and versus == 'rotated'")
-    assert [line.get_label() for line in ratios.lines][-1] == "untrained"
-    assert ratios.lines[1].get_ydata().tolist() == rows["ratio"].tolist()

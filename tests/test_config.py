@@ -1,33 +1,182 @@
-"""CrateConfig: its kinds, defaults, JSON, and what it says of values it cannot use."""
+"""Configs: kinds, JSON, refused values, and settings that only a default gave."""
 
 import copy
 import dataclasses
 import json
 import pickle
+import re
+import shlex
 from pathlib import Path
 
 import pytest
+import torch
 
 import crate_interp as ci
-from conftest import refuses
-from crate_interp.config import FAMILIES, TextConfig, VisionConfig
+from command import run
+from conftest import make, refuses
+from crate_interp.config import FAMILIES
+from crate_interp.config.families import UNTESTABLE
 from crate_interp.config.fields import FIELDS
+from crate_interp.models.weight_cache import model_digest
+from crate_interp.results.result_files import near_chance
+from published import GIVEN, SIZES, published
+from reference import published_layout
+from result_kinds import result_kinds
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+NORMS, PICTURES = ("ln_eps", "ln_final_eps"), ("mean", "std", "resize", "crop")
+NAMES = ["T-shirt", "Trouser", "Pullover", "Dress", "Coat"]  # as in the README
+STEP, FLAGS = ("eta", "lambd"), re.DOTALL | re.MULTILINE
+# family -> all settings of its models that no tensor can contradict
+ALL = {
+    "crate": (*STEP, *NORMS, "variant", "pool", *PICTURES),
+    "crate-alpha": (*STEP, *NORMS, "variant", "pool", *PICTURES),
+    "crate-mae": (*STEP, *NORMS, *PICTURES),
+    "crate-lm": (*STEP, *NORMS),
+    "crate-lm-vanilla": (*STEP, *NORMS),
+    "gpt-baseline": NORMS,
+    "nanochat-crate": (*NORMS, "window"),
+    "clipa": (*STEP, *NORMS, *PICTURES),
+}
+
+
+def weights(family):
+    if family in ("crate", "crate-alpha"):
+        return published_layout(make(family)), dict(
+            n_heads=5, image_size=(6, 20), patch_size=(2, 5)
+        )
+    return published(family, **SIZES.get(family, {})), dict(GIVEN[family])
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_what_only_a_default_gave_is_listed(family, capsys):
+    tensors, given = weights(family)
+    model = ci.load(tensors, family=family.removesuffix("-vanilla"), **given)
+    wanted = tuple(name for name in ALL[family] if name not in given)
+    assert model.cfg.assumed == wanted and set(wanted) <= set(UNTESTABLE)
+    said = capsys.readouterr().err
+    (line,) = [line for line in said.splitlines() if "assumed" in line]
+    assert all(re.search(rf"\b{name}\b", line) for name in wanted)
+    for name in wanted:
+        value = getattr(model.cfg, name)
+        assert value is None or f"{name} {value}" in line
+    if family == "clipa":
+        assert model.visual.cfg.assumed == wanted and set(model.text.cfg.assumed) == set(NORMS)
+
+
+def test_each_source_of_a_setting_counts(tmp_path, monkeypatch, capsys):
+    model = make("crate", eta=0.5, lambd=0.02)
+    tensors, given = weights("crate")
+    every = {name: getattr(model.cfg, name) for name in ("eta", "lambd", *NORMS, "variant", "pool")}
+    every |= dict(mean=[0.5] * 3, std=[0.5] * 3, resize=6, crop=6)
+    capsys.readouterr()
+    assert ci.load(tensors, **given, **every).cfg.assumed == ()
+    assert "assumed" not in capsys.readouterr().err
+    # a file in the table of models has the settings of its authors
+    path = tmp_path / "listed.pth"
+    torch.save(tensors, path)
+    monkeypatch.setattr("crate_interp.checkpoints.hub.of_digest", lambda path: {"family": "crate"})
+    assert ci.load(path, **given).cfg.assumed == ()
+    # the names of a hooked model, with a part of its config
+    short = {
+        name: model.cfg.to_dict()[name] for name in ("d_model", "n_layers", "n_heads", "d_head")
+    }
+    short |= {"n_classes": 11, "image_size": [6, 20], "patch_size": [2, 5], "family": "crate"}
+    part = ci.load(model.state_dict(), config=short | {"eta": 0.5})
+    assert part.cfg.assumed == tuple(name for name in ALL["crate"] if name != "eta")
+    assert ci.load(model.state_dict(), config=model.cfg).cfg.assumed == ()
+    for name in ("crate-tiny-fashion", "crate-tiny-lm"):
+        assert ci.load(name).cfg.assumed == ()
+
+
+def test_a_folder_keeps_the_list_and_an_argument_shortens_it(tmp_path):
+    tensors, given = weights("crate")
+    torch.save(tensors, tmp_path / "a.pth")
+    loaded = ci.convert(tmp_path / "a.pth", tmp_path / "mine", family="crate", eta=0.1, **given)
+    wanted = [name for name in ALL["crate"] if name != "eta"]
+    assert (
+        json.loads((tmp_path / "mine" / "config.json").read_text())["config"]["assumed"] == wanted
+    )
+    again = ci.load(tmp_path / "mine", lambd=0.1)
+    assert list(again.cfg.assumed) == wanted[1:]
+    sure = ci.load(tensors, family="crate", eta=0.1, lambd=0.1, pool="cls", **given)
+    assert sure.cfg.assumed != again.cfg.assumed
+    sure.cfg.set_model_name(loaded.cfg.model_name)
+    assert model_digest(again) == model_digest(sure)  # the same network
+    with pytest.raises(ValueError, match="assumed='n_heads'"):
+        ci.CrateConfig.from_dict(loaded.cfg.to_dict() | {"assumed": ["n_heads"]})
+
+
+@pytest.mark.parametrize("name", result_kinds())
+def test_headlines_of_every_kind_end_with_it(name, monkeypatch):
+    config = ci.CrateConfig(family="crate", d_model=15, n_layers=2, n_heads=3).to_dict()
+    config["assumed"] = ["eta", "lambd", "pool"]
+    kind = result_kinds()[name]
+    result = object.__new__(kind)
+    object.__setattr__(result, "meta", {"config": config})
+    monkeypatch.setattr(kind, "finding", lambda self: "Found.")
+    monkeypatch.setattr(kind, "warning", lambda self: "", raising=False)
+    assert result.headline() == "Found. Assumed: eta 0.1, lambd 0.1."
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A CRATE of step .5 and lambda .02 as its trainer saved it, its accuracy, and its pictures."""
+    place = tmp_path_factory.mktemp("trained")
+    data = ci.data.embedded("fashion").filter(lambda row: row["label"] < 5)
+    labels = torch.tensor(data["label"])
+    for number, (image, label) in enumerate(zip(data["image"], data["label"], strict=True)):
+        folder = place / "photos" / NAMES[label]
+        folder.mkdir(parents=True, exist_ok=True)
+        image.save(folder / f"{number}.png")
+    cfg = ci.CrateConfig(
+        family="crate", d_model=32, n_layers=2, n_heads=4, image_size=28, patch_size=7, channels=1,
+        n_classes=5, eta=0.5, lambd=0.02, mean=[0.286], std=[0.353],
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = ci.HookedCrate(cfg)
+    images = model.preprocess(data["image"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(50):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+    with torch.no_grad():
+        accuracy = float((model(images).argmax(dim=1) == labels).float().mean())
+    state = {"state_dict": published_layout(model.eval()), "epoch": 50}
+    torch.save(state, place / "model_best.pth.tar")
+    return place, accuracy
+
+
+def readme_commands():
+    """The lines of the README for a checkpoint of one's own, as lists of words."""
+    (block,) = re.findall(r"^(crate-interp convert.*?)^```$", README, FLAGS)
+    lines = block.replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True)[1:] for line in lines]
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_the_lines_of_the_readme_give_the_trained_accuracy(checkpoint, monkeypatch, count):
+    place, accuracy = checkpoint
+    monkeypatch.chdir(place)
+    assert accuracy > 0.95 and len(readme_commands()) == 3
+    for words in readme_commands()[(place / "mine").exists() : count]:
+        done = run(*words)
+        assert done.returncode == 0, done.stderr
+    out = place / "runs" / "ablate-mine"
+    result = ci.HeadAblation.load(next(path.parent for path in out.parent.rglob("heads.parquet")))
+    assert result.table()["base"].iloc[0] == pytest.approx(accuracy, abs=0.01)
+    assert "Assumed" not in result.headline() and not near_chance(result.meta, accuracy)
+    # without eta and lambd, the same lines give another network, and say so
+    bare = ci.load("model_best.pth.tar", n_heads=4, channels=1, mean=0.286, std=0.353, labels=NAMES)
+    poor = ci.ablate_heads(bare, "imagefolder:photos", metric="accuracy", progress=False)
+    assert poor.table()["base"].iloc[0] < 0.4
+    assert poor.headline().endswith("Assumed: eta 0.1, lambd 0.1.")
+    assert "eta, lambd" in poor.caution() and "by chance in 20.0%" in poor.caution()
+
 
 BASE = dict(family="crate", d_model=32, n_layers=2, n_heads=4)
-
-
-def test_defaults_of_the_families():
-    crate, alpha = ci.CrateConfig(**BASE), ci.CrateConfig(**BASE | {"family": "crate-alpha"})
-    assert (crate.d_head, crate.d_mlp, crate.ln_eps, crate.ln_final_eps) == (8, 32, 1e-5, 1e-5)
-    assert (alpha.d_head, alpha.d_mlp, alpha.ln_eps, alpha.ln_final_eps) == (8, 128, 1e-6, 1e-5)
-    assert (crate.eta, crate.lambd, crate.variant, crate.pool, crate.interpolate_pos) == (
-        0.1,
-        0.1,
-        "crate",
-        "cls",
-        False,
-    )
-    assert crate.image_size == (224, 224) and crate.grid == (14, 14) and crate.n_ctx == 197
 
 
 def test_json_round_trip():
@@ -46,7 +195,6 @@ def test_json_round_trip():
 
 
 def smallest(family):
-    """The least that a config of a family needs."""
     text = dict(n_ctx=5, d_vocab=7)
     clip = dict(d_embed=6, text_d_model=12, text_n_layers=2, text_n_heads=3)
     more = {"text": text, "clip": text | clip}.get(FAMILIES[family]["kind"], {})
@@ -79,52 +227,23 @@ def test_json_of_the_embedded_models_is_read_and_written_alike():
         )
 
 
-def test_fields_of_another_kind():
-    with pytest.raises(ValueError) as caught:
-        ci.CrateConfig(**BASE, text_d_model=8)
-    assert str(caught.value) == (
-        "text_d_model: models of family 'crate' have no such field; leave it out."
-    )
-    refuses("softcap: models of family 'crate'", lambda: ci.CrateConfig(**BASE, softcap=None))
-    refuses("no field 'n_head'. Did you mean n_heads", lambda: VisionConfig(**BASE, n_head=8))
-    refuses("family='crate' needs CrateConfig", lambda: TextConfig(**BASE))
-    assert not hasattr(smallest("crate-lm"), "image_size")
-
-
 @pytest.mark.parametrize(
     "change, message",
     [
         (dict(family="crat"), "family='crat' is none of crate, crate-alpha, .* Did you mean crate"),
-        (dict(variant="x"), "variant='x' is none of crate, c, n, t, fix, identity"),
-        (dict(pool="max"), "pool='max' is none of cls, mean"),
         (dict(n_heads=3), "n_heads=3 must divide d_model=32: change it, or give d_head"),
         (dict(n_layers=0), "n_layers=0: give a whole number of at least 1"),
-        (dict(eta=-0.1), "eta=-0.1: give a finite number of at least 0"),
         (
             dict(image_size=30),
             r"image_size=\(30, 30\), patch_size=\(16, 16\): .* must be multiples",
         ),
         (dict(patch_size="16"), "patch_size='16': give an int, or"),
         (dict(d_mlp=64), "d_mlp=64: the dictionary is square"),
-        (dict(variant="t", d_head=5), "variant='t': n_heads"),
         (dict(mean=(0.1,)), "mean and std go together"),
-        (dict(mean=(0.1,), std=(0.1,)), "give a number for each of 3 channels"),
-        (dict(mean=0.1, std=0.1), "give a number for each of 3 channels"),
         (dict(mean=[51.0] * 3, std=[9.0] * 3), "divide both by 255"),
         (dict(labels=("a",)), "1 labels for n_classes=1000"),
-        (dict(labels=[1] * 1000), "labels: 1 is no name"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
 def test_values_that_cannot_be_used(change, message):
     refuses(message, lambda: ci.CrateConfig(**BASE | change))
-
-
-def test_settings_are_read_as_people_write_them():
-    from crate_interp.cli.request import config_fields
-
-    pairs = ["image_size=(28, 28)", "crop=[28, 28]", "mean=(.5,)", "eta=.1", "model_name=(a, b)"]
-    assert config_fields(pairs) == {
-        "image_size": (28, 28), "crop": [28, 28], "mean": (0.5,), "eta": 0.1,
-        "model_name": "(a, b)",
-    }  # fmt: skip

@@ -1,75 +1,19 @@
-"""Negative controls of the probes: the same samples where there is nothing to find."""
+"""Negative controls of the probes, lines of chance, and the frames of compression."""
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
 import crate_interp as ci
 import reference
-from conftest import make
-from crate_interp.data.samples import part
-from crate_interp.questions.batches import samples_of
-from crate_interp.sweeps.control_tables import an_eighth, controls_table, controls_text
+from conftest import LAYERS, make
+from crate_interp.sweeps.control_tables import an_eighth
 from probing import sweep, values
 
 
 @pytest.fixture(scope="module")
 def images():
     return torch.randn(5, 3, 6, 20, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.fixture(scope="module")
-def controlled(images):
-    return sweep(make(), images)
-
-
-def test_controls_stand_beside_the_model_on_the_same_samples(controlled, images):
-    table = controlled.controls()
-    assert set(table["control"]) == {
-        "random weights",
-        "random subspaces",
-        "permuted heads",
-        "tight frame",
-    }
-    own = values(controlled, "compression.subspace_rate_mid", 1)
-    for control, of in (("random weights", own), ("tight frame", own[:1])):
-        here = table[table["control"] == control]
-        assert (here["n"] == len(of)).all()  # all of 5, and an eighth of them
-        row = here.query("statistic == 'subspace_rate_mid' and layer == 1").iloc[0]
-        assert row["model_mean"] == pytest.approx(of.mean())
-    for control, gone in (
-        ("random subspaces", "rate_pre"),
-        ("tight frame", "l1"),
-        ("permuted heads", "rate_pre"),
-    ):
-        assert gone not in set(table[table["control"] == control]["statistic"])
-
-
-@pytest.mark.slow
-def test_controls_see_as_many_samples_as_were_asked_for(images):
-    """In batches of two and one, or in parts that are merged, as in one batch."""
-    model = make()
-    whole = ci.sweep(model, images, controls=3, progress=False)
-    some = sweep(model, images, controls=3)
-    data = samples_of(model, images)
-    ranges = ((0, 2), (2, 4), (4, 5))
-    parts = [sweep(model, part(data, *numbers), controls=3) for numbers in ranges]
-    assert [len(one.controls()) > 0 for one in parts] == [True, True, False]
-    merged = parts[0].merge(parts[1]).merge(parts[2])
-    for other in (some, merged):
-        pd.testing.assert_frame_equal(other.controls(), whole.controls(), rtol=1e-5)
-    assert set(whole.controls()["n"]) == {1, 3} and whole.meta["controls"] == 3
-    assert "the first 3 images (random weights; the other controls on 1 of" in controls_text(some)
-    header, rows = controls_table(some, "compression.subspace_rate_mid")
-    assert header[:4] == ["layer", "model, 3 images", "random weights", "model, 1 image"]
-    table = some.controls().query("statistic == 'subspace_rate_mid' and layer == 1")
-    shown = [f"{value:.4g}" for value in table.sort_values("n")["model_mean"].iloc[[-1, 0]]]
-    assert [rows[1][1], rows[1][3]] == shown
-    first = sweep(model, images[:3])  # 32 of three are three
-    pd.testing.assert_frame_equal(first.controls(), whole.controls(), rtol=1e-5)
-    none = sweep(model, images, controls=0)
-    assert not len(none.controls()) and none.meta["controls"] == 0
 
 
 @pytest.mark.parametrize("period", range(2, 13))
@@ -79,26 +23,6 @@ def test_they_see_each_of_some_classes_that_come_in_turn(period):
     counts = np.bincount([number % period for number in many], minlength=period)
     assert 3 <= counts.min() and counts.max() <= 13
     assert len(many) == pytest.approx(8 * period, abs=2)
-
-
-def test_each_sample_has_random_subspaces_of_its_own(images):
-    """Of one picture six times over; the same ones again in another batch."""
-    six = images[:1].repeat(6, 1, 1, 1)
-    one, other = (ci.sweep(make(), six, batch_size=n, progress=False) for n in (6, 2))
-    pd.testing.assert_frame_equal(one.controls(), other.controls(), rtol=1e-5)
-    table = one.controls().query("control == 'random subspaces' and layer == 1")
-    first = sweep(make(), six[:1]).controls().query("control == 'random subspaces' and layer == 1")
-    assert (table["n"] == 2).all() and len(table) == len(first)
-    assert (table["control_mean"].to_numpy() != first["control_mean"].to_numpy()).all()
-
-
-def test_what_is_no_number_of_controls(images):
-    for match, given in (
-        ("controls=True: give a whole number of at least 0", True),
-        ("controls=-1: give a whole number of at least 0", -1),
-    ):
-        with pytest.raises(ValueError, match=match):
-            sweep(make(), images, controls=given)
 
 
 def test_a_tight_frame_has_the_rate_of_its_energy(images):
@@ -114,16 +38,6 @@ def test_a_tight_frame_has_the_rate_of_its_energy(images):
     row = table.query("control == 'tight frame' and statistic == 'rate_pre' and layer == 2").iloc[0]
     assert row["control_mean"] == pytest.approx(float(wanted), rel=1e-5)
     assert row["control_mean"] > row["model_mean"]  # nothing of this energy costs more
-
-
-def test_random_subspaces_keep_the_singular_values(controlled):
-    table = controlled.controls()
-    energy = table.query("control == 'random subspaces' and statistic == 'energy_head'")
-    assert energy["control_mean"].to_numpy() == pytest.approx(7 / 31, abs=0.05)  # chance is p / d
-    assert set(table[table["control"] == "random subspaces"]["statistic"]) >= {
-        "official_rate",
-        "subspace_rate_mid",
-    }
 
 
 def test_permuted_heads_are_written_by_the_map_of_the_head_before(images):
@@ -154,3 +68,59 @@ def test_random_weights_are_the_official_initialisation(images):
         "control == 'random weights' and statistic == 'official_rate' and layer == 2"
     ).iloc[0]
     assert row["control_mean"] == pytest.approx(wanted, rel=1e-6)
+
+
+def test_chance_is_dotted(model):
+    images = torch.randn(5, 3, 6, 20, generator=torch.Generator().manual_seed(3))
+    result, cfg = ci.sweep(model, images, progress=False), model.cfg
+    levels = {
+        "attention.entropy": np.log(13),
+        "attention.entropy_cls": np.log(13),
+        "attention.entropy_patches": np.log(12),
+        "attention.support_cls": 13,
+        "alignment.head_overlap": cfg.d_head / cfg.d_model,
+        "alignment.dictionary_shape": (min(cfg.d_model, cfg.d_mlp) / max(cfg.d_model, cfg.d_mlp))
+        ** 0.5,
+        "sparsity.zero_fraction": 0.5,
+    }
+    for name, level in levels.items():
+        (dotted,) = [
+            line
+            for line in ci.viz.layers(result, name).axes[0].lines
+            if line.get_linestyle() == ":"
+        ]
+        np.testing.assert_allclose(dotted.get_ydata(), [level] * LAYERS, rtol=1e-6)
+    assert "(even attention: 2.565 nats)" in result.sharpest().splitlines()[0]
+
+
+@pytest.fixture(scope="module")
+def three():
+    return torch.randn(3, 3, 6, 20, generator=torch.Generator().manual_seed(1))
+
+
+def test_stream_and_read_are_what_compression_measures(three):
+    model = make()
+    for frame, norm in (("stream", False), ("read", True)):
+        probes = [ci.probes.frames(eps=0.3), ci.probes.compression(eps=0.3, norm=norm)]
+        result = ci.sweep(model, three, probes=probes, controls=0, progress=False)
+        for layer in range(3):
+            rates = [
+                values(result, f"compression.subspace_rate_{at}", layer) for at in ("mid", "pre")
+            ]
+            got = values(result, f"frames.change_{frame}", layer)
+            np.testing.assert_allclose(got, rates[0] - rates[1], rtol=1e-4, atol=1e-4)
+
+
+def test_the_unit_frame_against_a_slow_form(three):
+    model = make()
+    result = sweep(model, three, ci.probes.frames(eps=0.3))
+    cache = model.run_with_cache(three)[1]
+    u = model.blocks[1].attn.U.detach().double().numpy()
+    for sample in range(3):
+        rates = []
+        for at in ("mid", "pre"):
+            z = cache[f"resid_{at}", 1][sample].double().numpy()
+            unit = z / np.sqrt((z**2).mean())
+            rates.append(reference.subspace_coding_rate(unit, u, 0.3).sum())
+        got = values(result, "frames.change_unit", 1)[sample]
+        assert got == pytest.approx(rates[0] - rates[1], rel=1e-4)

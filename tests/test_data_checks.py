@@ -15,11 +15,9 @@ from test_data_forms import (
     BYTES,
     COUNT,
     LABELS,
-    MASKS,
     NAMES,
     QUIET,
     SCALE,
-    SIZE,
     SWEEP,
     TOKEN_FORMS,
     TOKENS,
@@ -185,14 +183,6 @@ def test_values_that_no_preprocessing_gives_are_refused(form, fault, tmp_path):
     if "pixels" in fault:
         for wanted in ("model.preprocess(images.to(torch.uint8))", "(images / 255 - mean) / std"):
             assert wanted in str(error.value)
-
-
-def test_a_mask_of_a_preprocessed_image_is_not_resized():
-    model = make(**SCALE, resize=9, crop=SIZE, interpolate_pos=False)
-    floats = torch.rand(COUNT, 3, *SIZE, generator=torch.Generator().manual_seed(7))
-    for data in ((floats, MASKS), Own(floats, MASKS), [(floats[:3], MASKS[:3])]):
-        samples = ci.data.open_data(data, model.preprocess, 3, model.preprocess_masks)
-        assert torch.equal(samples.masks(0, 3), MASKS[:3])
 
 
 def test_minus_one_of_a_class_label_means_no_label():

@@ -1,7 +1,6 @@
 """Every form in which people hold images or tokens gives what the plain tensor gives."""
 
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -29,8 +28,6 @@ def pictures():
 
 
 class Own(Dataset):
-    """A dataset as people write them, with an item for each number."""
-
     def __init__(self, values, labels=None, form="pair", classes=None):
         self.values, self.labels, self.form = values, labels, form
         if classes:
@@ -205,28 +202,6 @@ def wanted_tokens():
 @pytest.mark.parametrize("form", TOKEN_FORMS)
 def test_a_sweep_of_tokens_has_the_same_bits(form):
     same(ci.sweep(make_lm(), TOKEN_FORMS[form](), **SWEEP), wanted_tokens())
-
-
-@pytest.mark.parametrize(
-    "data, words",
-    [
-        (lambda: Own(list(BYTES), [[1, 2]] * 5), "the label of data\\[0\\] is \\[1, 2\\]"),
-        (lambda: Own(list(BYTES), torch.eye(5)), "give the number or the name of one class"),
-        (lambda: [(BYTES[0], 1, 2)], "is a tuple of 3"),
-        (lambda: [{"picture": BYTES[0]}], "a dictionary with the keys picture"),
-        (lambda: (BYTES, LABELS[:3]), "5 samples and 3 labels"),
-        (lambda: [], "the data is empty"),
-        (lambda: 3, "cannot take images from int: give images"),
-        (lambda: {3, 4}, "sample 0 is [34], but this model reads images"),
-        (lambda: [3, 4], "sample 0 is [34], but this model reads images"),
-        (lambda: Own([Path("/no/such.png")]), "cannot read"),
-        (lambda: (BYTES.double()[:, 0, 0], LABELS), "give \\[n, channels"),
-        (lambda: Own([BYTES[0], BYTES[1][:, :5]]), "5 x 20"),
-    ],
-)
-def test_what_is_not_taken_is_said(data, words, unchecked):
-    with pytest.raises(ValueError, match=words):
-        ci.sweep(vision(), data(), **SWEEP)
 
 
 def test_a_generator_cannot_begin_again():

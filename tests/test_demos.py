@@ -1,23 +1,28 @@
-"""The demos run: notebooks, labs and scripts."""
+"""The demos and the benchmarks run, and say what their stored numbers say."""
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
+import neuron_records
 import numpy as np
+import pair_measures
+import pandas as pd
+import planted
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parent.parent / "demos"))
-
-import neuron_records
 import train_sae
 import train_tiny_cutouts as demo
+import whitebox_family as family
 
 import crate_interp as ci
 from segments import rectangles_and_noise
 from trainings import goes_on
+
+sys.path.append(str(Path(__file__).parent.parent / "demos"))
 
 
 @pytest.fixture
@@ -111,3 +116,68 @@ def test_an_autoencoder_learns_from_a_store(tmp_path, monkeypatch, capsys):
     assert said.count("On 11 images, with the cross-entropy of the labels") == 2
     for coder in ("autoencoder", "shuffled weights", "pca", "zero", "mean"):
         assert f" {coder} " in said
+
+
+def writing(share, seed):
+    """A planted layer whose W_O is, in this share, the multiple of U^T that lowers R^c."""
+    one = planted.ideal(n=4, n_layers=1)
+    weight = one.model.blocks[0].attn.out_proj.weight
+    generator = torch.Generator().manual_seed(seed)
+    turn = torch.linalg.qr(torch.randn(len(weight), len(weight), generator=generator))[0]
+    with torch.no_grad():
+        weight.copy_(share * weight + (1 - share) * turn @ weight)
+    return one
+
+
+@pytest.mark.parametrize(("share", "wanted"), [(0.4, "yes"), (0.0, "no")])
+def test_a_planted_attention_is_judged_beside_random_maps_alone(share, wanted):
+    """Gradient steps, ceilings and U itself lower R^c more than the planted layer does."""
+    parts = []
+    for seed in range(3):
+        one = writing(share, seed)
+        found = family.of_audit(one.model, one.images)
+        values = pd.DataFrame({"statistic": found.keys(), "value": found.values()})
+        parts.append(values.assign(kind="crate", seed=seed))
+    assert family.followed(pd.concat(parts), "crate")[0] == wanted
+
+
+def test_the_page_has_the_tables_of_the_stored_numbers():
+    cost = pd.DataFrame(1.0, index=list(family.NAMES), columns=list(family.TOKENS.values()))
+    page = (Path(family.__file__).parent / "docs" / "pages" / "family.md").read_text()
+    tables, _ = family.text(pd.read_csv(family.STORED), cost).split("\n\n| microseconds")
+    assert tables in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["cbt", "aot", "vit"])
+def test_a_network_is_measured_as_its_stored_row_says(kind):
+    found = family.measured(kind, 0, pair_measures.sample())
+    stored = pd.read_csv(family.STORED).query("kind == @kind and seed == 0")
+    wanted = stored.set_index("statistic")["value"]
+    assert set(found) == set(wanted.index)
+    for name, value in found.items():
+        assert value == pytest.approx(wanted[name], rel=1e-3, abs=1e-5), name
+
+
+BENCHMARKS = Path(__file__).parent / "benchmarks"
+
+
+def run(name, *words):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, BENCHMARKS / name, *words]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("bench_memory.py", "small"), ""),
+        (("bench_rates.py",), ""),
+        (("bench_whitebox.py", "small"), "over forwards"),
+        (("bench_maskcut.py", "small"), "dense over ours"),
+    ],
+)
+def test_benchmarks_hold(words, said):
+    done = run(*words)
+    assert done.returncode == 0 and said in done.stdout, done.stdout + done.stderr

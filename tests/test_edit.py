@@ -5,21 +5,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import BATCH, D_MODEL, HEADS, leftover_hooks, make, make_lm
+from conftest import BATCH, HEADS, leftover_hooks, make, make_lm
 from crate_hooks import edit
 
 MODELS = ["crate", "crate-alpha", "crate-lm", "crate-lm vanilla", "nanochat-crate", "gpt-baseline"]
 
 
-class At:
-    """A hook point, as much of it as an edit reads."""
-
-    def __init__(self, name):
-        self.name = name
-
-
 def ready(name):
-    """A model and an input for it."""
     if name in ("crate", "crate-alpha"):
         return make(name), torch.randn(BATCH, 3, 6, 20, generator=torch.Generator().manual_seed(1))
     return make_lm(name), torch.randint(47, (BATCH, 11), generator=torch.Generator().manual_seed(1))
@@ -65,35 +57,6 @@ def test_zeroing_an_atom_is_zeroing_what_it_writes(name):
         lost = cache["post", 2][..., 3:4] * mlp.W_out[3]
         wanted = edited(model, inputs, "blocks.2.hook_mlp_out", lambda out, hook: out - lost)
     torch.testing.assert_close(found, wanted)
-
-
-def orthonormal(model):
-    """The same model with subspaces that are orthonormal and apart."""
-    for block in model.blocks:
-        count = HEADS * block.attn.cfg.d_head
-        q = torch.linalg.qr(
-            torch.randn(D_MODEL, count, generator=torch.Generator().manual_seed(3))
-        )[0]
-        block.attn.u_proj.weight.data = q.T.contiguous()
-    return model
-
-
-def test_a_subspace_out_of_the_normalised_tokens_and_out_of_the_stream():
-    model, inputs = orthonormal(make("crate", d_head=5)), ready("crate")[1]
-    take = edit.project_out(model.blocks[1].attn.U[2])
-    codes = {}
-    for point in ("ln1.hook_normalized", "hook_resid_pre"):
-        with torch.no_grad(), model.hooks([(f"blocks.1.{point}", take)]):
-            codes[point] = model.run_with_cache(inputs, names_filter="blocks.1.attn.hook_u")[1][
-                "blocks.1.attn.hook_u"
-            ]
-    before = model.run_with_cache(inputs)[1]["blocks.1.attn.hook_u"]
-    others = [head for head in range(HEADS) if head != 2]
-    after = codes["ln1.hook_normalized"]
-    assert after[:, :, 2].abs().max() < 1e-6 < before[:, :, 2].abs().max()
-    torch.testing.assert_close(after[:, :, others], before[:, :, others], atol=1e-5, rtol=0)
-    stream = codes["hook_resid_pre"]  # LayerNorm mixes
-    assert stream[:, :, 2].abs().max() > 1e-2 and (stream - before)[:, :, others].abs().max() > 1e-2
 
 
 def test_projections_of_bases_of_any_kind():
@@ -170,14 +133,6 @@ def test_a_hook_that_comes_after_may_write_into_what_an_edit_made():
         assert cache["z", 1].equal(before)
 
 
-def test_heads_and_queries_are_where_the_point_has_them():
-    z = torch.rand(2, 3, 5, 7)
-    assert edit.zero(heads=4)(z, At("blocks.0.attn.hook_z"))[:, :, 4].eq(0).all()
-    pattern = torch.rand(2, 5, 3, 3)
-    found = edit.zero(heads=4, positions=1)(pattern, At("blocks.0.attn.hook_pattern"))
-    assert found[:, 4, 1].eq(0).all() and (found == 0).sum() == 2 * 3
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_edits_compose_leave_no_hook_and_carry_gradients(name):
     model, inputs = ready(name)
@@ -206,12 +161,8 @@ def test_edits_compose_leave_no_hook_and_carry_gradients(name):
     assert not leftover_hooks(model) and out.isfinite().all()
     gradients = [value.grad for value in model.parameters() if value.grad is not None]
     assert gradients and all(gradient.isfinite().all() for gradient in gradients)
-    assert model.blocks[0].attn.W_Q.shape and any(
-        gradient.abs().max() > 0 for gradient in gradients[:3]
-    )
     assert all(value.equal(kept[key]) for key, value in cache.items())  # nothing was written into
-    one = model.run_with_hooks(inputs, fwd_hooks=edits)
-    torch.testing.assert_close(one, out)
+    torch.testing.assert_close(model.run_with_hooks(inputs, fwd_hooks=edits), out)
 
 
 def test_the_gradient_of_an_edit_is_that_of_its_formula():
@@ -241,16 +192,6 @@ def test_another_lambd_or_eta_is_gone_with_its_context(name):
     assert model(inputs).equal(before) and (post == 0).float().mean() > 0
 
 
-def test_a_threshold_at_the_code_is_a_larger_lambd_where_one_step_makes_it():
-    model, inputs = ready("crate")
-    eta, lambd = model.cfg.eta, model.cfg.lambd
-    with torch.no_grad(), edit.sparse_step(model.blocks[0], lambd=lambd + 0.7):
-        wanted = model(inputs)
-    torch.testing.assert_close(
-        edited(model, inputs, "blocks.0.mlp.hook_post", edit.threshold(0.7 * eta)), wanted
-    )
-
-
 @given(
     st.integers(0, 2**16),
     st.sets(st.integers(0, 4), min_size=1),
@@ -270,34 +211,3 @@ def test_what_was_not_chosen_stays_bit_for_bit(seed, atoms, positions):
         assert found[:, ~mask].equal(x[:, ~mask]) and (found[:, mask] != x[:, mask]).all()
         reversed_order = function(positions=sorted(positions))(x, None)
         assert reversed_order[:, mask].equal(found[:, mask])
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    ("words", "call"),
-    {
-        "has heads 0 to 4": lambda x, z: edit.zero(heads=5)(z, At("blocks.0.attn.hook_z")),
-        "has no heads": lambda x, z: edit.zero(heads=1)(x, None),
-        "has no atoms": lambda x, z: edit.zero(atoms=1)(z, At("blocks.0.attn.hook_z")),
-        "heads=1.5": lambda x, z: edit.zero(heads=1.5),
-        "source is list": lambda x, z: edit.patch([1, 2]),
-        r"the source is \[2, 3, 4\]": lambda x, z: edit.patch(x[..., :4])(x, None),
-        "factor=nan": lambda x, z: edit.scale(float("nan")),
-        "low=2, high=1": lambda x, z: edit.clamp(2, 1),
-        "a threshold must not be negative": lambda x, z: edit.threshold(-1),
-        "no other can be drawn": lambda x, z: edit.resample(x[:1]),
-        "direction is zero": lambda x, z: edit.steer(torch.zeros(5), 1.0),
-        "the direction has 4 dimensions": lambda x, z: edit.steer(torch.ones(4), 1.0)(x, None),
-        "the subspace has 7 dimensions": lambda x, z: edit.project_out(torch.ones(7, 2))(x, None),
-        "subspace is str": lambda x, z: edit.project_onto("head 2"),
-        "compose takes functions": lambda x, z: edit.compose(edit.zero(), 3),
-        "not in the grid": lambda x, z: edit.patch_positions([(2, 0)], (2, 3)),
-        "give lambd=NUMBER": lambda x, z: edit.sparse_step(make().blocks[0]).__enter__(),
-        "has no lambd": lambda x, z: edit.sparse_step(
-            make_lm("gpt-baseline").blocks[0], lambd=1.0
-        ).__enter__(),
-    }.items(),
-)
-def test_what_does_not_fit_is_refused(words, call):
-    with pytest.raises(ValueError, match=words):
-        call(torch.rand(2, 3, 5), torch.rand(2, 3, 5, 7))

@@ -12,7 +12,7 @@ import torch
 import crate_interp as ci
 from conftest import BATCH, HEADS, LAYERS, make, make_lm
 from crate_interp.viz.explorer.explorer_page import shown_points
-from crate_interp.viz.explorer.packing import LIMIT, pack_attention, pack_tops, planes
+from crate_interp.viz.explorer.packing import LIMIT
 
 FAMILIES = ("crate-lm", "nanochat-crate", "gpt-baseline")
 
@@ -27,7 +27,6 @@ def data_of(page):
 
 
 def blob(page, name):
-    """The bytes of a part of the page, or None."""
     found = re.search(rf'<script type="text/plain" id="{name}">([^<]*)<', page.html())
     return zlib.decompress(base64.b64decode(found[1])) if found else None
 
@@ -65,21 +64,7 @@ def attention_in(page, layer, heads, count, causal=False):
 
 
 def worst(found, wanted):
-    """The largest error, as a share of each row's largest entry."""
     return (np.abs(found - wanted) / wanted.max(-1, keepdims=True)).max()
-
-
-def test_halves_come_back():
-    values = np.array([0.0, -0.0, 1.5, -2.25, 65504.0, 6e-8, 3.14159, -1e-4], np.float32)
-    data = zlib.decompress(base64.b64decode(planes(values)))
-    assert np.array_equal(halves(data, 8), values.astype(np.float16).astype(np.float64))
-
-
-def test_ranked_numbers_are_the_largest():
-    values = np.array([[0.0, 3.0, 3.0, 9.0], [1.0, 2.0, 8.0, 4.0]], np.float32)
-    data = zlib.decompress(base64.b64decode(pack_tops(values, values.sum(1), 3)))
-    assert np.frombuffer(data[:24], "<u4").tolist() == [3, 1, 2, 2, 3, 1]
-    assert np.frombuffer(data[24:], "<f4").tolist() == [9, 3, 3, 8, 4, 2, 15, 15]
 
 
 @pytest.mark.parametrize("sample", range(BATCH))
@@ -119,33 +104,6 @@ def test_attention_that_is_not_of_the_codes_is_stored():
     sees = [(cache["pattern", layer][0] > 0).sum(-1).max().item() for layer in range(LAYERS)]
     assert data_of(page)["sees"] == sees == [7, 13, 13]
     assert "(layers: 0) it sees only itself and the 6 tokens before it." in page.html()
-
-
-def test_an_edited_pattern_is_shown_as_it_was_used(cache, images):
-    shares = cache["pattern", 1]
-    cache.cache_dict["blocks.1.attn.hook_pattern"] = torch.full_like(shares, 1 / 13)
-    page = ci.viz.explore(cache, images)
-    assert parts_of(page)[1] == ["codes", "largest", "rows"]
-    assert np.allclose(attention_in(page, 1, HEADS, 13), 1 / 13, rtol=1e-3)
-    assert "Attention (layers: 1) is stored" in page.html()
-
-
-def test_what_a_masked_autoencoder_did_not_see_is_told():
-    size = dict(d_model=31, n_layers=2, n_heads=5, d_head=7, image_size=16, patch_size=4)
-    more = dict(decoder_n_layers=1, decoder_n_heads=5)
-    mae = ci.HookedCrateMAE(ci.CrateConfig(family="crate-mae", **size, **more)).eval()
-    images = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    for ratio, words in ((0.75, "did not see 12 of the 16 patches"), (0.0, "<p>Attention is")):
-        with torch.no_grad():
-            _, cache = mae.run_with_cache(images, mask_ratio=ratio)
-        html = ci.viz.explore(cache, images).html()
-        assert words in html and ("did not see" in html) == (ratio > 0)
-
-
-def test_codes_too_large_for_sixteen_bits_are_not_carried():
-    codes = np.full((1, 3, 2), 1e5, np.float32)
-    found = pack_attention(np.full((1, 3, 3), 1 / 3, np.float32), codes, None, False)
-    assert sorted(found.parts) == ["largest", "rows"] and found.error < LIMIT
 
 
 def test_the_answer_atoms_masks_and_components_are_those_of_the_library(cache, images):
@@ -203,13 +161,6 @@ def test_maps_of_heads_without_a_pattern():
         few = model.run_with_cache(images, names_filter="hook_embed")[1]
         with pytest.raises(KeyError, match=r"hook_(pi|contract)\. .*names_filter.*attn\.hook_u"):
             ci.viz.explore(few, images)
-    lm, tokens = make_lm("tost-lm"), torch.randint(47, (1, 11))
-    data = data_of(ci.viz.explore(lm.run_with_cache(tokens)[1], tokens))
-    assert data["map"] == "membership" and len(data["names"]) == 11 and data["answers"]
-    model = make("aot")
-    images = torch.randn(1, 3, *model.cfg.image_size)
-    page = ci.viz.explore(model.run_with_cache(images)[1], images)
-    assert "Atoms left out: its layers are attention alone" in page.html()
 
 
 def test_the_logit_lens_is_the_librarys():
@@ -229,78 +180,6 @@ def test_the_logit_lens_is_the_librarys():
     assert logits[0, 3].argmax().item() == ids[3, 0]  # the last layer is the model itself
     assert "".join(data["names"]).endswith("Word")
     assert ci.viz.explore(cache, lm.to_tokens(text)[0]).html() == page.html()
-
-
-def test_what_the_cache_lacks_is_left_out_and_said(model, images):
-    only = {"names_filter": lambda name: name.endswith("attn.hook_pattern")}
-    _, cache = model.run_with_cache(images, **only)
-    page = ci.viz.explore(cache, images)
-    assert parts_of(page) == [["largest", "rows"]] * LAYERS
-    assert worst(attention_in(page, 2, HEADS, 13), cache["pattern", 2][0].numpy()) < LIMIT / 2
-    for words in ("Similar codes, masks and components left out", "Atoms left out", "hook_pooled"):
-        assert words in page.html()
-    assert data_of(page)["overlays"] is None and blob(page, "atoms-0") is None
-    some = {"names_filter": lambda name: name.endswith(shown_points(model))}
-    assert "left out:" not in ci.viz.explore(model.run_with_cache(images, **some)[1], images).html()
-
-
-def test_the_page_opens_where_a_look_is_largest_in_even_shares():
-    """Half of three tokens' attention says less than a third of twelve's."""
-    lm = make_lm("crate-lm")
-    tokens = torch.randint(47, (1, 13))
-    _, cache = lm.run_with_cache(tokens)
-    shares = torch.eye(13).repeat(1, HEADS, 1, 1)
-    shares[0, 1, 2] = torch.tensor([0.0, 0.5, 0.5] + [0] * 10)
-    shares[0, 3, 11] = torch.tensor([0.0] * 7 + [1 / 3, 0, 0, 0, 2 / 3, 0])
-    for layer in range(LAYERS):
-        cache.cache_dict[f"blocks.{layer}.attn.hook_pattern"] = torch.eye(13).repeat(1, HEADS, 1, 1)
-    cache.cache_dict["blocks.1.attn.hook_pattern"] = shares
-    lens = cache.cache_dict.pop("blocks.0.hook_resid_pre")
-    start = data_of(ci.viz.explore(cache, tokens))["start"]
-    assert start == {"layer": 1, "head": 3, "query": 11}
-    cache.cache_dict["blocks.0.hook_resid_pre"] = lens
-    # with a logit lens: where the model's final answer gains most probability at a layer
-    shares = cache.logit_lens(positions=None, return_type="probs", top_k=5).values
-    ids = cache.logit_lens(positions=None, return_type="probs", top_k=5).readout.top_ids
-    gains = {}
-    for pos in range(1, 13):
-        final = [
-            sum(float(p) for p, one in zip(shares[at, 0, pos], ids[at, 0, pos], strict=True)
-                if one == ids[-1, 0, pos, 0]) for at in range(1, LAYERS + 1)
-        ]  # fmt: skip
-        gains |= {(at, pos): final[at] - final[at - 1] for at in range(1, LAYERS)}
-    start = data_of(ci.viz.explore(cache, tokens))["start"]
-    assert (start["layer"], start["query"]) == max(gains, key=gains.__getitem__)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_what_does_not_fit_is_said(model, images, cache):
-    few = model.run_with_cache(images, names_filter="hook_embed")[1]
-    lm = make_lm("crate-lm")
-    tokens = torch.randint(47, (1, 5))
-    for kind, words, call in (
-        (KeyError, r"lacks blocks\.0\.attn\.hook_pattern\. .*names_filter=lambda", (few, images)),
-        (ValueError, "sample=2: the cache has samples 0 to 1", (cache, images, 2)),
-        (ValueError, "does not belong to inputs", (cache, images[:1])),
-        (ValueError, "does not belong to inputs", (cache, images[..., :10])),
-        (ValueError, r"inputs must be images \[batch", (cache, tokens)),
-        (ValueError, "got str", (cache, "a text")),
-        (ValueError, "give the cache of", ({}, images)),
-        (ValueError, "no batch axis", (
-            model.run_with_cache(images[:1], remove_batch_dim=True)[1], images[:1])),
-        (ValueError, "does not belong", (
-            model.run_with_cache(images, pos_slice=slice(0, 4))[1], images)),
-        (ValueError, "NaN or Inf in layer 0 for sample 0", (
-            model.run_with_cache(images * torch.nan)[1], images)),
-        (ValueError, "tokens range from 99", (lm.run_with_cache(tokens)[1], tokens * 0 + 99)),
-        (ValueError, "whole numbers", (lm.run_with_cache(tokens)[1], tokens / 2)),
-        (ValueError, "does not belong to inputs", (lm.run_with_cache(tokens)[1], tokens[:, :4])),
-    ):  # fmt: skip
-        with pytest.raises(kind, match=words):
-            ci.viz.explore(*call[:2], **({"sample": call[2]} if len(call) > 2 else {}))
-    circuit = ci.circuits.Circuit([ci.circuits.Edge("L0H9", "logits", 1.0)])
-    with pytest.raises(ValueError, match="L0H9, but the model has 3 layers"):
-        ci.viz.explore(cache, images, circuit=circuit)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import torch
 
 import crate_interp as ci
 from browser import drawn, driven, opened
-from conftest import make, make_lm
+from conftest import make
 
 assert driven  # the fixture
 
@@ -87,59 +87,6 @@ def test_each_part_is_off_in_a_run_of_its_own(family, monkeypatch):
     assert least <= sum(map(len, found["atoms"].values())) <= most
     used = {found["own"][1], *(one[1] for layer in found["heads"] for one in layer)}
     assert {str(number) for number in used} <= set(found["names"])
-
-
-def test_the_largest_atoms_are_those_of_the_largest_share_and_of_cls():
-    model = make("crate")
-    images = torch.randn(1, 3, 6, 20, generator=torch.Generator().manual_seed(4))
-    with torch.no_grad():
-        _, cache = model.run_with_cache(images)
-        found = without(explored(model, cache, images))["atoms"]
-    shares, of_cls = {}, set()
-    for layer in range(model.cfg.n_layers):
-        code = cache[f"blocks.{layer}.mlp.hook_post"][0].abs()
-        size = code.sum(dim=0)
-        for atom, share in enumerate(size / size.sum()):
-            shares[layer, atom] = float(share)
-        order = sorted(range(len(size)), key=lambda atom: -float(code[0, atom]))  # noqa: B023
-        of_cls |= {(layer, atom) for atom in order[:8] if code[0, atom] > 0}
-    chosen = {(int(layer), int(atom)) for layer, atoms in found.items() for atom in atoms}
-    assert of_cls and chosen == of_cls | set(sorted(shares, key=lambda one: -shares[one])[:40])
-
-
-def test_a_text_has_heads_and_atoms_and_its_last_token_answers():
-    lm = make_lm("crate-lm")
-    tokens = torch.tensor([[3, 1, 4, 1, 5]])
-    with torch.no_grad():
-        logits, cache = lm.run_with_cache(tokens)
-        found = without(explored(lm, cache, tokens))
-
-        def no_head(z, hook):
-            z[:, :, 1] = 0
-            return z
-
-        own = int(logits[0, -1].argmax())
-        edited = lm.run_with_hooks(tokens, fwd_hooks=[("blocks.0.attn.hook_z", no_head)])[0]
-    close(found["heads"][0][1], row(edited, own))
-    assert found["patches"] == [] and found["own"][1] == own
-
-
-def test_what_is_refused():
-    images = torch.randn(2, 3, 6, 20, generator=torch.Generator().manual_seed(5))
-    with pytest.raises(ValueError, match="needs the model's answers, but it has no logits"):
-        ci.circuits.switched_off(make("crate", n_classes=0), images[0])
-    with pytest.raises(ValueError, match=r"is training: call model.eval\(\)"):
-        ci.circuits.switched_off(make("crate").train(), images[0])
-    model = make("crate")
-    with torch.no_grad():
-        _, cache = model.run_with_cache(images)
-    assert without(ci.viz.explore(cache, images)) is None
-    other = ci.circuits.switched_off(model, images[0])
-    assert other.equals(ci.circuits.switched_off(model, images[:1]))
-    with pytest.raises(ValueError, match=r"shape \(2, 3, 6, 20\): give one sample"):
-        ci.circuits.switched_off(model, images)
-    with pytest.raises(ValueError, match="without= is of another input or model"):
-        ci.viz.explore(cache, images, sample=1, without=other)
 
 
 def test_a_click_shows_the_new_answer(driven, tmp_path):  # noqa: F811

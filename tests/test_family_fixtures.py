@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 import crate_interp as ci
 import family_reference
-from conftest import FIXTURES, fails
+from conftest import FIXTURES
 
 PLAIN = {
     "tost_vision": family_reference.tost,
@@ -55,7 +55,6 @@ def load_case(case, **over):
 
 
 def in_block(model, cache, blocks, layer, kind):
-    """Our tensor in the form of the recording."""
     point = BLOCK[kind]
     if kind == "attn" and f"{blocks}.{layer}.attn.hook_pattern" in cache:
         point = "attn.hook_pattern"
@@ -115,27 +114,6 @@ def state(case):
     held = torch.load(file, weights_only=False)  # our own recording
     weights = dict(held.get("state_dict", held.get("model")))
     return {name.removeprefix("module."): value for name, value in weights.items()}
-
-
-def refused(message, weights, **over):
-    fails(message, weights, n_heads=4, **over)
-
-
-def test_files_that_cannot_be():
-    weights = state("cbt")
-    part = dict(weights)
-    del part["to_patch_embedding.proj.2.1.running_var"]
-    refused(r"keys missing \(1\): to_patch_embedding.proj.2.1.running_var", part)
-    refused("needs a square of patches", weights, image_size=(40, 160))
-    other = {key: value for key, value in state("tost_ista_conv_stem").items() if "0.fn" in key}
-    refused("keys not used", weights | other)
-    headless = {key: value for key, value in weights.items() if not key.startswith("mlp_head.1")}
-    refused("head=False", headless)
-    tost = state("tost_vision")
-    del tost["cls_attn_blocks.1.gamma1"]
-    refused(r"keys missing \(1\): cls_attn_blocks.1.gamma1", tost, image_size=40)
-    del tost["pos_embeder.token_projection.bias"]
-    refused(r"keys missing \(2\)", tost, image_size=40)
 
 
 def test_counters_of_batch_norm_are_dropped_and_a_head_may_be():

@@ -138,14 +138,6 @@ def test_the_same_result_again_keeps_its_pages(sweeps, tmp_path):
     assert not (tmp_path / "page.html").exists()
 
 
-def test_a_page_that_was_edited_is_named(sweeps, tmp_path):
-    with sweeps[0].saved_with_pages(tmp_path) as stage:
-        write_text(stage / "page.html", "words")
-    (tmp_path / "page.html").write_text("other words")
-    with pytest.warns(UserWarning, match="page.html' changed since this Sw"):
-        ci.SweepResult.load(tmp_path)
-
-
 HOLDER = """
 import sys, time
 from crate_interp.core.folders import replacing

@@ -5,7 +5,7 @@ import torch
 from transformer_lens.utilities import sample_logits
 
 import crate_interp as ci
-from conftest import D_MODEL, FIXTURES, LAYERS, make_lm, refuses
+from conftest import FIXTURES, make_lm, refuses
 from crate_interp.models.layers.context import padded
 from crate_interp.models.text.generation import Options
 
@@ -102,18 +102,6 @@ def test_tokens_are_drawn_as_transformerlens_draws_them(told):
     assert torch.equal(Options(generator=seeded(7), **told).choose(logits), theirs)
 
 
-def test_hooks_act_while_generating(lm):
-    tokens = ids()
-    bent = [(f"blocks.{LAYERS - 1}.hook_resid_post", lambda value, hook: -value)]
-    with lm.hooks(fwd_hooks=bent):
-        made = lm.generate(tokens, 4, **GREEDY)
-        slow = tokens
-        with torch.no_grad():
-            for _ in range(4):
-                slow = torch.cat([slow, lm(slow)[:, -1:].argmax(-1)], dim=1)
-    assert torch.equal(made, slow) and not torch.equal(made, lm.generate(tokens, 4, **GREEDY))
-
-
 def test_rows_end_at_their_stop_token():
     lm = make_lm("gpt-baseline")
     for seed in range(20):  # the third token of row 0 is to be new there, and none of row 1
@@ -172,45 +160,3 @@ def test_streams(chat, lm):
     with lm.hooks([("hook_embed", lambda value, hook: value * 0)]):  # the grad mode comes back
         next(lm.generate_stream(tokens, 9, 1, **GREEDY))
         assert torch.is_grad_enabled()
-
-
-def test_a_character_of_several_tokens_comes_whole(chat):
-    """A hook on the logits spells the bytes of a euro sign, one token each."""
-    spelled = chat.to_tokens("\u20ac", prepend_bos=False)[0].tolist()
-    assert len(spelled) == 3
-    todo = iter([*spelled, *chat.to_tokens("the", prepend_bos=False)[0].tolist()])
-
-    class Spelling(torch.nn.Module):
-        def forward(self, x):
-            return torch.nn.functional.one_hot(
-                torch.full(x.shape[:2], next(todo)), chat.cfg.d_vocab
-            ).float()
-
-    other = ci.load(FIXTURES / "nanochat_crate_alpha")
-    other.unembed = Spelling()
-    parts = list(other.generate_stream("x", 4, 1, **GREEDY))
-    assert parts == ["x", "", "\u20acthe"] or "".join(parts) == "x\u20acthe"
-    assert not any("\ufffd" in part for part in parts)
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    ("words", "options"),
-    {
-        "max_new_tokens=-1": dict(max_new_tokens=-1),
-        "temperature=-1: give": dict(temperature=-1),
-        "top_k=0: give": dict(top_k=0),
-        "top_p=1.5: give": dict(top_p=1.5),
-        "top_k and top_p both": dict(top_k=2, top_p=0.5),
-        "return_type='embeds' is none of": dict(return_type="embeds"),
-        "has no tokenizer": dict(return_type="str"),
-        "padding_side='up'": dict(padding_side="up"),
-        "eos_token_id='a'": dict(eos_token_id="a", stop_at_eos=True),
-        "ends in padding": dict(attention_mask=torch.tensor([[1] * 5, [1, 1, 1, 0, 0]])),
-        "attention_mask has shape": dict(attention_mask=torch.ones(2, 4)),
-        "there are no tokens": dict(input=ids()[:, :0]),
-        "are torch.float32": dict(input=torch.zeros(1, 5, D_MODEL)),
-    }.items(),
-)
-def test_bad_generation(words, options):
-    refuses(words, lambda: make_lm("crate-lm").generate(**{"input": ids()} | DRAWN | options))

@@ -22,7 +22,6 @@ LONG = ("audit", "surgery", "report", "graph crate-tiny", "atom_names", "--devic
 
 
 def public():
-    """(name, function) of every verb."""
     rooms = [("", ci), *((f"{n}.", getattr(ci, n)) for n in ("circuits", "saes", "surgeries"))]
     rooms += [("maps.", ci.maps), ("bridge.", ci.bridge)]
     for prefix, room in rooms:

@@ -1,7 +1,5 @@
 """What a graph is compared with: the largest codes, random ones, and those of another graph."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,7 @@ from conftest import make
 from crate_hooks import full_name
 from crate_interp.circuits.graphs.derivatives import CODE
 from crate_interp.circuits.graphs.trust import DRAWS, alone_and_gone, random_nodes, sufficiency
-from test_graph_results import IMAGE, explained, graph, network
+from test_graph_results import IMAGE, explained, graph
 
 assert graph  # the fixture
 
@@ -40,26 +38,6 @@ def test_an_answer_that_hangs_on_a_small_code_is_not_a_matter_of_size():
     assert min(found.beyond_size) > 0.5
     assert "better than size what is enough and what is needed" in found.finding()
     assert "largest activations" not in found.warning()
-
-
-def test_where_size_finds_the_same_codes_nothing_more_is_claimed():
-    found, _ = planted(0)
-    keep, gone = found.of("whole")["logit"]
-    assert found.kept > 0.5 and abs(gone) < 1e-9 < keep
-    assert found.beyond_size == pytest.approx((0, 0), abs=1e-9)
-    assert "better" not in found.headline() and not found.faithful()
-    assert found.headline().startswith("Size is as good a choice")
-    # one that is worse than size alone, and better in what is left without it
-    whole = found.table("whole").assign(largest=[2 * keep, 0.5 * keep, 0, 0, 0, 0, 0, 0])
-    mixed = ci.AttributionGraph({**found.stored, "whole": whole}, found.meta)
-    assert "better than size what is needed. " in mixed.finding() and mixed.beyond_size[0] < 0
-    assert "Size is" not in mixed.warning()
-    # one that is better than size, and neither enough nor needed
-    answer = found.meta["target"]["logit"]
-    columns = {"logit": [0.4, 0.6, *[0.0] * 6], "largest": [0.3, 0.9, *[0.0] * 6]}
-    poor = whole.assign(**{name: answer * np.array(own) for name, own in columns.items()})
-    weak = ci.AttributionGraph({**found.stored, "whole": poor}, found.meta)
-    assert min(weak.beyond_size) > 0.05 and "better than size" not in weak.finding()
 
 
 def by_hand(case, kept, others=False):
@@ -128,38 +106,3 @@ def test_k_codes_at_any_token_by_attribution_and_by_size():
     for column, values in sizes.items():
         best = [np.argsort(-own.abs().flatten().numpy())[:3] for own in values]
         assert row[column] == pytest.approx(by_hand(case, as_places(case, best)), abs=1e-9)
-
-
-def test_codes_of_the_next_answers_graph_are_tried_on_the_answer(graph):  # noqa: F811
-    model, sample = network("crate")
-    case = explained("crate")
-    second = graph.meta["rival"]["answer"]
-    nodes = ci.graph(model, sample, target=second, most=40).table("nodes").query("atom >= 0")
-    places = nodes[["layer", "pos", "atom"]].itertuples(index=False, name=None)
-    places = [tuple(map(int, place)) for place in places]
-    table = graph.of("whole", "rival_nodes").set_index("edit")
-    assert (table["nodes"] == len(places)).all() and case.question.answer != second
-    for edit, others in (("keep", False), ("remove", True)):
-        found = by_hand(case, places, others)
-        assert table.loc[edit, "logit"] == pytest.approx(found, abs=1e-9)
-        assert abs(found - graph.of("whole", "rival").set_index("edit").loc[edit, "logit"]) > 1e-3
-    page = ci.viz.graph(graph).html()
-    assert f"{table.loc['keep', 'logit']:.2f}" in page
-
-
-def test_two_answers_leave_no_rival():
-    model = make("crate", n_classes=2).double()
-    found = ci.graph(model, IMAGE.double(), target=(0, 1), most=20)
-    assert "rival" not in found.meta and set(found.table("whole")["network"]) == {
-        "model", "untrained",
-    }  # fmt: skip
-    assert "remove" in ci.viz.graph(found).html()
-
-
-def test_a_graph_of_an_earlier_version_is_refused_in_a_sentence(graph, tmp_path):  # noqa: F811
-    old = copy.copy(graph)
-    whole = graph.table("whole").drop(columns=["largest", "draws"])
-    object.__setattr__(old, "stored", {**graph.stored, "whole": whole})
-    old.save(tmp_path)
-    with pytest.raises(ValueError, match="not a saved AttributionGraph"):
-        ci.AttributionGraph.load(tmp_path)

@@ -49,21 +49,6 @@ def test_pointing_at_a_node_shows_what_feeds_it(driven, page, graph):  # noqa: F
         assert not shown.wrong and not shown.asked
 
 
-def test_a_nodes_colour_is_its_effect_or_hollow(driven, graph, tmp_path):  # noqa: F811
-    nodes = graph.table("nodes")
-    effect = -nodes["attribution"].where(nodes.index % 2 == 0)
-    other = ci.AttributionGraph({**graph.stored, "nodes": nodes.assign(effect=effect)}, graph.meta)
-    path = ci.viz.graph(other).save(tmp_path / "graph.html")
-    with opened(driven, path) as shown:
-        marks = "document.querySelectorAll('.node'), one => [one.dataset.id, one.classList.value]"
-        looks = dict(shown.page.evaluate(f"Array.from({marks})"))
-        for row in nodes.assign(effect=effect).query("atom >= 0").itertuples():
-            hollow = row.effect != row.effect
-            amount = row.attribution if hollow else row.effect
-            assert ("slope" in looks[row.node].split()) == hollow
-            assert ("below" in looks[row.node].split()) == (amount < 0)
-
-
 def test_keys_follow_edges_and_pin(driven, page, graph):  # noqa: F811
     with opened(driven, page) as shown:
         shown.page.focus("#canvas")
@@ -94,45 +79,6 @@ def test_sliders_hide_and_the_address_keeps(driven, page):  # noqa: F811
         shown.page.reload()
         assert shown.page.locator(".node").count() == fewer
         assert not shown.wrong
-
-
-def test_pins_become_a_group(driven, page, graph):  # noqa: F811
-    node = largest(graph)["node"]
-    with opened(driven, page) as shown:
-        shown.page.click(f"[data-id='{node}']")
-        shown.page.click("#pin")
-        shown.page.fill("#group-name", "what matters")
-        shown.page.click("#group")
-        assert "what matters: " in shown.page.inner_text("#groups")
-        assert shown.page.locator(".ring").count() == 1
-        shown.page.reload()
-        assert "what matters: " in shown.page.inner_text("#groups")
-        shown.page.click("#groups button")
-        assert shown.page.locator(".ring").count() == 0 and not shown.wrong
-
-
-def test_only_a_graph_is_drawn(unchecked):
-    for draw in (ci.viz.graph, ci.viz.graph_figure):
-        with pytest.raises(ValueError, match="give the graph that ci.graph returns"):
-            draw("a graph")
-
-
-def test_a_figure_has_a_mark_for_each_node(graph):
-    axes = ci.viz.graph_figure(graph, most=11).axes[0]
-    assert len(axes.collections) >= 12 and len(axes.lines) > 11
-    assert axes.get_yticklabels()[-1].get_text() == "answer" and not axes.images
-
-
-def test_a_figure_of_an_image_has_a_sheet_for_each_layer():
-    model = ci.load("crate-tiny-fashion")
-    image = model.preprocess(ci.data.embedded("fashion")[:1]["image"])[0]
-    graph = ci.graph(model, image, most=60)
-    axes = ci.viz.graph_figure(graph, most=13).axes[0]
-    layers = graph.meta["settings"]["shape"][0]
-    drawn = graph.table("nodes").query("atom >= 0").groupby("layer").size().clip(upper=13 // layers)
-    assert len(axes.images) == layers + 1 and len(axes.collections) > drawn.sum()
-    words = {text.get_text().strip() for text in axes.texts}
-    assert {"input", "layer 0", f"layer {layers - 1}", "CLS", "'Ankle boot'"} <= words
 
 
 def test_the_explorer_links_to_a_graph_beside_it(tmp_path):

@@ -1,6 +1,5 @@
 """Samples that belong together: intervals, tests and splits treat groups as independent."""
 
-import dataclasses
 import sys
 from pathlib import Path
 
@@ -13,10 +12,8 @@ from hypothesis import strategies as st
 
 import crate_interp as ci
 from crate_interp.data.texts import windows_of_texts
-from crate_interp.results import sample_ranges
-from crate_interp.stats.contrasts import by_group, columns_of_sums, paired
-from crate_interp.stats.intervals import interval_of_sums, mean_interval
-from crate_interp.sweeps.moments import errors
+from crate_interp.stats.contrasts import by_group, columns_of_sums
+from crate_interp.stats.intervals import interval_of_sums
 
 sys.path.append(str(Path(__file__).parent / "benchmarks"))
 from windows_of_texts import GROUPS, SIZES, STATISTICS, covered_texts, measured  # noqa: E402
@@ -45,7 +42,6 @@ def test_intervals_over_texts_hold_the_mean(name, memory):
 
 
 def slow_by_group(values, groups):
-    """The values of `by_group`, one group and one column at a time."""
     names, columns = sorted(set(groups)), []
     for column in values.T:
         mean = np.nanmean(column)
@@ -83,21 +79,6 @@ def test_values_of_groups_against_a_slow_form(seed, count, missing):
     np.testing.assert_allclose(by_group(values + 7, groups), found + 7, **close)
 
 
-def test_copies_of_a_sample_add_nothing():
-    """Ten copies of each of 11 samples have the interval of 11 samples, but for the divisor."""
-    values = np.random.default_rng(0).normal(size=(11, 3))
-    low, high = mean_interval(by_group(np.repeat(values, 10, axis=0), np.repeat(range(11), 10)))
-    one, two = mean_interval(values)
-    np.testing.assert_allclose(high - low, (two - one) * 11 / 10, rtol=1e-9)
-
-
-def test_few_groups_have_a_mean_and_no_interval():
-    values = np.random.default_rng(0).normal(size=(36, 3))
-    found = by_group(values, np.arange(36) % 9)
-    np.testing.assert_allclose(found, values.mean(axis=0, keepdims=True), rtol=1e-12)
-    assert np.isnan(paired(found).ends).all() and np.isnan(paired(found).p).all()
-
-
 def test_sums_of_parts_give_the_interval_of_the_whole():
     random = np.random.default_rng(3)
     values, groups = random.normal(1, 2, (57, 5)), np.repeat(range(19), 3)
@@ -127,24 +108,6 @@ def test_windows_know_their_text(lm):
         assert found[number][1] == np.searchsorted(ends, last, side="right")
 
 
-@pytest.mark.parametrize("chunk", [7, 256])
-def test_a_result_carries_texts_however_it_was_run(lm, tmp_path, chunk):
-    texts = ci.data.embedded("held-out-text")
-    more = {"limit": 60, "controls": 0, "probes": ["sparsity", "attention"], **QUIET}
-    whole = ci.sweep(lm, texts, **more)
-    assert whole.counted_samples() == "60 windows of 5 texts"
-    stream = ci.sweep(lm, texts.to_iterable_dataset(), chunk_size=chunk, **more)
-    assert [one.meta["data"][0]["groups"] for one in (whole, stream)] == [
-        [[0, 15], [1, 7], [2, 10], [3, 16], [4, 12]]
-    ] * 2
-    for shard in ("0/2", "1/2"):
-        parts = ci.sweep(lm, texts, out=tmp_path, chunk_size=chunk, shard=shard, **more)
-    again = ci.SweepResult.load(tmp_path)
-    for one in (stream, parts or again, again):
-        pd.testing.assert_frame_equal(one.heads(), whole.heads())
-        np.testing.assert_allclose(errors(one, one.layers()), errors(whole, whole.layers()))
-
-
 def test_intervals_of_a_sweep_are_over_texts(lm):
     result = ci.sweep(lm, TEXT, controls=0, progress=False)
     layers = result.layers()
@@ -165,28 +128,6 @@ def test_intervals_of_a_sweep_are_over_texts(lm):
         np.isnan(few.mean_ends(few.layers())).all() and np.isnan(few.mean_ends(few.heads())).all()
     )
     assert few.caution() and not few.caution().startswith("Intervals")
-
-
-def test_moments_by_group_are_those_of_all_samples(fashion):
-    """A statistic of heads, of which only moments are kept: over 13 groups of two to three."""
-    groups = [n % 13 for n in range(37)]
-    more = {"limit": 37, "controls": 0, "probes": ["attention"], **QUIET}
-    alone = ci.sweep(fashion, "embedded:fashion", **more)
-    found = ci.sweep(fashion, "embedded:fashion", groups=groups, chunk_size=11, **more)
-    pd.testing.assert_frame_equal(found.heads(), alone.heads(), rtol=1e-9)
-    pd.testing.assert_frame_equal(found.layers(), alone.layers(), rtol=1e-9)
-    patterns = fashion.run_with_cache(
-        fashion.preprocess(ci.data.embedded("fashion")[:37]["image"])
-    )[1]
-    probe = dataclasses.replace(ci.probes.attention(), per_head=("entropy",))
-    entropy = ci.probe(patterns, [probe])
-    wide = entropy.head_samples().pivot(
-        index="sample", columns=["layer", "head"], values="attention.entropy"
-    )
-    free = pd.DataFrame(by_group(wide.to_numpy(), np.array(groups)))
-    rows = found.heads().query("statistic == 'entropy'")
-    error, count = errors(found, rows)
-    assert error == pytest.approx(free.sem().to_numpy(), rel=1e-4) and (count == 13).all()
 
 
 def test_groups_of_a_user(fashion, tmp_path):
@@ -218,42 +159,3 @@ def test_a_linear_probe_splits_by_group(fashion):
     held = samples["linear.accuracy"].notna().to_numpy()
     sides = pd.Series(held).groupby(groups).nunique()
     assert (sides == 1).all() and 0 < held.sum() < 100
-
-
-def test_results_with_and_without_groups_do_not_merge(fashion):
-    data = ci.data.embedded("fashion").select(range(24))
-    samples = ci.data.open_data(data, fashion.preprocess)
-    more = {"controls": 0, "probes": ["sparsity"], **QUIET}
-    first = ci.sweep(fashion, ci.data.part(samples, 0, 12), groups=[0, 1] * 6, **more)
-    second = ci.sweep(fashion, ci.data.part(samples, 12, 24), **more)
-    with pytest.raises(ValueError, match="groups="):
-        first.merge(second)
-    both = first.merge(ci.sweep(fashion, ci.data.part(samples, 12, 24), groups=[1, 2] * 6, **more))
-    assert sample_ranges.groups_of(both.meta["data"])[:, 1].tolist() == [0, 1] * 12
-
-
-def test_scores_of_heads_and_circuits_go_by_group(lm):
-    texts = ci.data.embedded("held-out-text")["text"]
-    windows = list(windows_of_texts(lm.window_rows, texts))[:360:10]
-    tokens = torch.tensor([row for row, _ in windows])[:, :24]
-    groups = [text for _, text in windows]
-    cache = lm.run_with_cache(tokens, names_filter=lambda name: name.endswith("hook_pattern"))[1]
-    targets = {"previous": ci.circuits.repeat_targets(tokens)["previous"]}
-    alone, found = (ci.circuits.head_scores(cache, targets, of) for of in (None, groups))
-    assert (alone["score"] == found["score"]).all() and (alone["low"] != found["low"]).any()
-    pattern = cache["blocks.1.attn.hook_pattern"][:, 2]
-    own = pattern.diagonal(-1, 1, 2).double().mean(dim=1).numpy()
-    low, high = mean_interval(by_group(own[:, None], np.array(groups)))
-    row = found.query("layer == 1 and head == 2").iloc[0]
-    assert [row["low"], row["high"]] == pytest.approx([low[0], high[0]], rel=1e-4)
-
-    def loss(logits):
-        return torch.logsumexp(logits[:, -1], dim=-1) - logits[:, -1, 5]
-
-    more = {"random": 0, "subsets": 2, "ablation": "zero", "progress": False}
-    heads = [(0, 1), (1, 2)]
-    one = ci.circuits.evaluate(lm, heads, tokens, loss, **more)
-    two = ci.circuits.evaluate(lm, heads, tokens, loss, groups=groups, **more)
-    assert (one.table()["value"] == two.table()["value"]).all()
-    assert (one.table()["low"] != two.table()["low"]).any()
-    assert two.independent == (len(set(groups)), "texts")
