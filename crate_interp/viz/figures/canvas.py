@@ -23,13 +23,16 @@ TRAINED = "#1f66a3"
 UNTRAINED = "#a8500f"
 CHANCE = "#59616a"
 SHUFFLED = "#75409c"
-# colour of a figure -> its replacement in the SVG of a page, in a light or dark scheme
+CARD = "#f4f6f8"
+# colour of a figure -> its replacement in the SVG of a page, in a light or dark scheme; a notebook
+# lacks a page's colours, so that the others, which are legible on light and on dark, stand in
 ON_A_PAGE = {
     INK: "currentColor",
-    TRAINED: "var(--accent)",
-    UNTRAINED: "var(--other)",
-    CHANCE: "var(--muted)",
-    SHUFFLED: "var(--third)",
+    TRAINED: "var(--accent, #3a86c8)",
+    UNTRAINED: "var(--other, #c8702c)",
+    CHANCE: "var(--muted, currentColor)",
+    SHUFFLED: "var(--third, #9a6cc0)",
+    CARD: "var(--card, rgba(127, 127, 127, 0.12))",
 }
 
 LONGEST = 48  # characters of a name; more do not fit next to a figure
