@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from crate_interp.core.safe_text import plain
@@ -17,11 +19,6 @@ from crate_interp.probes.segmentation_probe import head_maps, points_of
 from crate_interp.viz.figures.canvas import PAGE, SMALL, TITLE, as_written, panels, set_title
 from crate_interp.viz.pages.cache_views import numbers
 from crate_interp.viz.pages.page import Html, image_uri, map_tile
-
-if TYPE_CHECKING:
-    import matplotlib.axes
-    import matplotlib.figure
-
 
 _PANEL = 1.05  # inches
 
@@ -47,10 +44,10 @@ def attention_on_image(
     images: Float[Tensor, "batch channels height width"],
     query: Query = 0,
     *,
-    ax: "matplotlib.axes.Axes | None" = None,
+    ax: Axes | None = None,
     title: str | None = None,
     dpi: float | None = None,
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Returns a matplotlib Figure with a row for each image: the image, then each head's attention.
 
     A model without a pattern shows the maps that `ci.maps.attention` gives: memberships in ToST.

@@ -1,10 +1,15 @@
 """Circuits as figures for papers: heads in columns; an attribution graph, layers upwards."""
 
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch, PathPatch
+from matplotlib.path import Path
+from matplotlib.transforms import Affine2D
 
 from crate_interp.circuits.circuit import LAST, Circuit, place_of
 from crate_interp.circuits.graphs.result import BIAS, EMBEDDING, TARGET, AttributionGraph
@@ -13,10 +18,6 @@ from crate_interp.core.pictures import decoded
 from crate_interp.core.safe_text import plain
 from crate_interp.viz.figures import canvas
 from crate_interp.viz.figures.canvas import CARD, CHANCE, INK, SMALL, TRAINED, UNTRAINED
-
-if TYPE_CHECKING:
-    import matplotlib.axes
-    import matplotlib.figure
 
 WIDE, TALL, BOX = 120, 40, (72, 24)  # distance of columns, distance of rows, size of a node
 _INCHES = 1 / 108  # inches per unit of the layout, which makes six columns 6.2 inches wide
@@ -31,10 +32,10 @@ Spots = dict[str, tuple[float, float]]
 def circuit(
     circuit: Circuit,
     *,
-    ax: "matplotlib.axes.Axes | None" = None,
+    ax: Axes | None = None,
     title: str | None = None,
     dpi: float | None = None,
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Returns a matplotlib Figure of a circuit, layers from left to right.
 
     A wider edge has a larger weight. Edges with a weight below 0 are orange and dashed. A line of
@@ -44,9 +45,6 @@ def circuit(
 
     Raises ValueError if `circuit` is not a Circuit or has no edges.
     """
-    from matplotlib.patches import FancyBboxPatch, PathPatch
-    from matplotlib.path import Path
-
     if not isinstance(circuit, Circuit) or not circuit.edges:
         got = "a circuit without edges" if isinstance(circuit, Circuit) else type(circuit).__name__
         raise ValueError(f"got {got} to draw. Give a ci.circuits.Circuit with edges.")
@@ -121,10 +119,10 @@ def graph_figure(
     graph: AttributionGraph,
     *,
     most: int = 40,
-    ax: "matplotlib.axes.Axes | None" = None,
+    ax: Axes | None = None,
     title: str | None = None,
     dpi: float | None = None,
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Returns a matplotlib Figure of the nodes of a graph with the largest influence.
 
     Layers go upwards from the embeddings to the answer. Tokens stand in columns, in their order;
@@ -192,8 +190,6 @@ def _largest(graph: AttributionGraph, most: int) -> tuple[Any, Any]:
 
 def _on_sheets(axes: Any, graph: AttributionGraph, nodes: Any) -> Spots:
     """Draws the picture on a sheet for each layer; returns where each node stands."""
-    from matplotlib.transforms import Affine2D
-
     layers, _, _ = graph.meta["settings"]["shape"]
     sheet_of: Any = graph.table("picture").iloc[0]
     picture = decoded(sheet_of["webp"], "the picture")

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 
 from crate_interp.circuits.code_swaps_result import Concentration
@@ -38,8 +39,6 @@ def ablation_page(result: HeadAblation, out: str | Path, *, explorer: str | None
 
 def _map(result: HeadAblation, explorer: str | None) -> list[list[dict[str, Any]]]:
     """Returns a cell for each layer and head: its drop, and a link to the head in the explorer."""
-    import matplotlib
-
     table: Any = result.heads().set_index(["layer", "head"])
     drops = table["drop"].unstack().to_numpy()
     most = max(float(np.abs(drops).max()), 1e-30)

@@ -4,9 +4,10 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from crate_interp.core.files import write_text
 from crate_interp.core.progress import tqdm
@@ -22,9 +23,6 @@ from crate_interp.viz.figures.by_layer import change_at_attention, layers
 from crate_interp.viz.figures.canvas import quiet
 from crate_interp.viz.pages.page import figure_uri, inline_svg, sources, write_page
 
-if TYPE_CHECKING:
-    import matplotlib.figure
-
 Sweeps = Sequence[SweepResult]
 # fields of a config that cannot be inferred from weights, and the value that needs no naming
 _OF_NO_FILE = ("n_heads", "channels", "interpolate_pos", "resize", "crop", "mean", "std")
@@ -37,7 +35,7 @@ def report_page(
     twins: Sweeps,
     out: str | Path,
     *,
-    attention: Mapping[int, "matplotlib.figure.Figure"] | None = None,
+    attention: Mapping[int, Figure] | None = None,
     images: Sequence[str] = (),
     audited: bool = False,
     data: str = "",
