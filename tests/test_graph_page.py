@@ -111,12 +111,6 @@ def test_pins_become_a_group(driven, page, graph):  # noqa: F811
         assert shown.page.locator(".ring").count() == 0 and not shown.wrong
 
 
-def test_only_a_graph_is_drawn(unchecked):
-    for draw in (ci.viz.graph, ci.viz.graph_figure):
-        with pytest.raises(ValueError, match="give the graph that ci.graph returns"):
-            draw("a graph")
-
-
 def test_a_figure_has_a_mark_for_each_node(graph):
     axes = ci.viz.graph_figure(graph, most=11).axes[0]
     assert len(axes.collections) >= 12 and len(axes.lines) > 11

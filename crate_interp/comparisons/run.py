@@ -21,7 +21,7 @@ from crate_interp.core.run_options import Pass, RunOptions, run_options
 from crate_interp.core.safe_text import plain
 from crate_interp.data import Data
 from crate_interp.measures.checks import in_full_precision
-from crate_interp.models.hooked import HookedModel, check_hooked
+from crate_interp.models.hooked import HookedModel
 from crate_interp.probes import Probe
 from crate_interp.questions.batches import check_model, samples_of
 from crate_interp.questions.provenance import data_meta, probes_meta
@@ -136,9 +136,6 @@ def _listed(name: str, given: object) -> list[Network]:
     """
     many: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given]
     wrong = [one for one in many if not isinstance(one, (SweepResult, HookedModel))]
-    for one in wrong:
-        if hasattr(one, "parameters"):
-            check_hooked(one)
     if wrong or not many:
         raise ValueError(
             f"{name} is {checks.shown(given)}: give a model such as ci.load(...) returns, a result "
@@ -192,9 +189,8 @@ def _check_samples(results: Sequence[SweepResult], of_models: Sequence[tuple] = 
                 for entry in (places[0][0][0], data[0])
             )
             raise ValueError(
-                f"the networks are of different samples, {' and '.join(of)} (where these are the "
-                "same, the files held other pictures): sweep all on the same data with the same "
-                "limit; windows of tokens need the same tokenizer and n_ctx."
+                f"the networks are of different samples, {' and '.join(of)}: sweep all on the "
+                "same data with the same limit (windows of tokens: same tokenizer and n_ctx)."
             )
 
 

@@ -57,11 +57,6 @@ class View:
         """How many tokens come before the patches: 1 (CLS) or 0; 0 for a text."""
         return 0 if self.grid is None else self.model.cfg.n_special
 
-    @property
-    def model_name(self) -> str:
-        """The model's name on the page."""
-        return plain(self.model.cfg.model_name or f"{self.model.cfg.family} model")
-
     def has(self, point: str, layer: int | None = None) -> bool:
         """Tells whether the cache holds a point."""
         name = point if layer is None else f"blocks.{layer}.{point}"
@@ -130,8 +125,8 @@ def look(cache: CrateCache, inputs: object, sample: int) -> View:
     if not text:
         if model.cfg.n_special > 1:
             raise ValueError(
-                f"the network has {model.cfg.n_special} tokens before its patches, but the page "
-                "has room for CLS only. Use ci.maps.attention(cache, layer) instead."
+                "the page has room for CLS only, but the network has further tokens before its "
+                "patches. Use ci.maps.attention(cache, layer) instead."
             )
         rows, columns = np.array(inputs.shape[2:]) // model.cfg.patch_size
         grid, count = (int(rows), int(columns)), int(rows * columns) + model.cfg.n_special
@@ -142,9 +137,8 @@ def look(cache: CrateCache, inputs: object, sample: int) -> View:
         queries = shape[2] if point == "attn.hook_pattern" else count
         if (len(inputs), count, count) != (shape[0], queries, shape[-1]):
             raise ValueError(
-                f"the cached {point} {list(shape)} does not belong to inputs "
-                f"{list(inputs.shape)}, which have {len(inputs)} samples of {count} tokens. Give "
-                "the inputs that the model was run on, and a cache made without pos_slice."
+                f"the cached {point} {list(shape)} does not belong to inputs {list(inputs.shape)}: "
+                "give the inputs that the model was run on, and a cache made without pos_slice."
             )
     if not 0 <= sample < len(inputs):
         raise ValueError(f"sample={sample!r}: the cache has samples 0 to {len(inputs) - 1}.")
@@ -195,18 +189,16 @@ def answer(view: View) -> tuple[str, float] | None:
     """Returns the likeliest class or next token with its probability, or None if unknown."""
     if view.model.cfg.family in _TOWERS or not view.model.has_logits:
         return None
-    if view.grid is None:
-        if not view.has_lens:
-            return None
-        places, shares = view.lens
-        (name,) = token_texts(view.model, [int(places[-1, -1, 0])])
-        return name.replace("\n", "\u21b5") or "\u2205", float(shares[-1, -1, 0])
-    if not view.has("hook_pooled"):
+    if view.grid is None and view.has_lens:
+        best, share = (each[-1, -1, 0] for each in view.lens)
+    elif view.grid is not None and view.has("hook_pooled"):
+        pooled = view.cache.at("hook_pooled")[view.sample].detach()
+        shares = (pooled @ view.model.W_U + view.model.b_U).detach().float().softmax(dim=-1)
+        share, best = shares.max(dim=-1)
+    else:
         return None
-    pooled = view.cache.at("hook_pooled")[view.sample].detach()
-    shares = (pooled @ view.model.W_U + view.model.b_U).detach().float().softmax(dim=-1)
-    best = int(shares.argmax())
-    return answer_names(view, [best])[best], float(shares[best])
+    name = answer_names(view, [int(best)])[int(best)]
+    return name.replace("\n", "\u21b5") or "\u2205", float(share)
 
 
 def answer_names(view: View, numbers: Sequence[int]) -> dict[int, str]:
@@ -305,10 +297,7 @@ def circuit_data(circuit: Circuit | None, model: HookedModel) -> dict[str, Any] 
         layer, kind = place_of(name)
         number = number_of(name) if name.startswith("L") else None
         if number is not None and (layer >= layers or number >= sizes[kind]):
-            raise ValueError(
-                f"the circuit has {name}, but the model has {layers} layers of {sizes[0]} heads "
-                f"and {sizes[1]} atoms. Give a circuit of this model."
-            )
+            raise ValueError(f"the circuit has {name}, but the model does not.")
         place = layers if layer == LAST else layer
         nodes.append({"name": name, "layer": place, "kind": kind, "number": number})
     lines = [[edge.source, edge.target, float(edge.weight)] for edge in largest.edges]

@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 
 from crate_interp.core import checks
 from crate_interp.probes import built_in
-from crate_interp.results.result import Result
 from crate_interp.stats.intervals import LEVEL
 from crate_interp.sweeps.findings import Change
 from crate_interp.sweeps.layer_curves import Curve, baseline, chance, curve
@@ -190,7 +189,7 @@ def _draw_random(axes: Any, layers: Any, kind: str, random: np.ndarray | None) -
 
 
 def steps(
-    result: Result,
+    result: WatchResult,
     statistic: str,
     *,
     ax: Axes | None = None,
@@ -206,8 +205,6 @@ def steps(
     ax, title and dpi are as in `ci.viz.layers`. Raises ValueError if the result lacks the
     statistic.
     """
-    if not isinstance(result, WatchResult):
-        raise ValueError(f"got a {type(result).__name__}. Give the result of watch.result().")
     checks.one_of("statistic", statistic, result.meta["statistics"])
     probe, name = statistic.split(".")
     tables: Any = [result.table(kind) for kind in ("layers", "heads", "changes")]

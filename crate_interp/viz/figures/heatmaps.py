@@ -57,9 +57,7 @@ def heatmap(
             raise ValueError('name the statistic to draw, such as statistic="attention.entropy".')
         drawn = curve(values, statistic)
         if drawn.heads is None:
-            raise ValueError(
-                f"{statistic!r} has one value per layer, not per head: draw it with ci.viz.layers."
-            )
+            raise ValueError(f"{statistic!r} has no value per head: draw it with ci.viz.layers.")
         grid, names = drawn.heads, [f"{layer:g}" for layer in drawn.layers]
         words = built_in.statistic(values.meta, statistic).title
         interval = head_interval(values, statistic) if interval is None else interval
@@ -68,8 +66,7 @@ def heatmap(
         grid, words = _array(values), canvas.label(statistic or "")
         if grid.ndim != 2 or not grid.size:
             raise ValueError(
-                f"got numbers of shape {list(grid.shape)}. Give numbers [layer, head], such as an "
-                "array of 12 x 12, or a result with the name of a statistic."
+                f"got numbers of shape {list(grid.shape)}. Give numbers [layer, head]."
             )
         names = [str(layer) for layer in range(len(grid))]
     ends = None if interval is None else [_array(end) for end in interval]

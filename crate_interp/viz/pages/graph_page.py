@@ -13,7 +13,6 @@ from crate_interp.results.result import model_name
 from crate_interp.viz.pages.page import Html, data_uri, sources
 
 _HEADS = 3  # of an edge, those with the largest parts, are named on the page
-_ANSWERS = 5
 
 
 def graph(graph: AttributionGraph) -> Html:
@@ -24,11 +23,7 @@ def graph(graph: AttributionGraph) -> Html:
     edge is as wide as its weight; its colour is that of the head that carries most of it. Two
     sliders hide what holds least of the influence. Pinned nodes may be named as a group. The
     address keeps the state. The page is one file that needs no internet and runs no model.
-
-    Raises ValueError for anything but a graph.
     """
-    if not isinstance(graph, AttributionGraph):
-        raise ValueError(f"got {type(graph).__name__}: give the graph that ci.graph returns.")
     meta, name, picture = graph.meta, model_name(graph.meta), graph.table("picture")
     title = plain(f"{name}: {graph.question}")
     agreement, twins = (graph.of("agreement", network) for network in (result.MODEL, UNTRAINED))
@@ -42,12 +37,9 @@ def graph(graph: AttributionGraph) -> Html:
         graph=graph,
         picture=None if picture.empty else base64.b64encode(picture["webp"].iloc[0]).decode(),
         data=_data(graph, picture),
-        answers=graph.table("answers").nlargest(_ANSWERS, "logit").to_dict("records"),
         agreement=agreement.assign(untrained=twins["pearson"]).to_dict("records"),
         sufficiency=sufficiency.assign(untrained=sufficiency["k"].map(random)).to_dict("records"),
-        layers=graph.table("layers").to_dict("records"),
         whole=_whole(graph),
-        rival=meta.get("rival"),
         sources=sources(meta),
     )
 

@@ -124,34 +124,51 @@ def _superscripts(words: str) -> Any:
 
 def write_page(
     result: Result,
-    path: Path,
+    out: str | Path,
+    name: str,
+    question: str,
+    beside: Mapping[str, str | Figure] | None = None,
+    **values: Any,
+) -> Path:
+    """Writes a result, its page `name` and files beside it into a folder; returns the page's path.
+
+    beside: texts and figures, by the names of their files. question, values: as in `result_page`.
+    """
+    with result.saved_with_pages(out) as stage:
+        for file, content in (beside or {}).items():
+            if isinstance(content, str):
+                write_text(stage / file, content)
+            else:
+                content.savefig(stage / file)
+        write_text(stage / name, result_page(result, name, question, **values))
+    return Path(out) / name
+
+
+def result_page(
+    result: Result,
+    template: str,
     question: str,
     *,
     answer: str,
     doubts: Sequence[str] = (),
     numbers: Mapping[str, pd.DataFrame],
-    template: str = "",
     **values: object,
-) -> None:
-    """Writes a page of a result: the template of the folder `templates` that has the page's name.
-
-    The title is the name of the result's model and the question.
+) -> str:
+    """Returns a page of a result; its title is the name of the result's model and the question.
 
     Args:
         result: What the page is of.
-        path: Where the page is written.
+        template: The template of the folder `templates`.
         question: What was asked, in a few words.
         answer: The answer, in at most 20 words.
         doubts: What makes the answer doubtful; the result's own caution follows.
         numbers: The tables of "All numbers", by their titles.
-        template: The template, if the page does not have its name.
         values: What else the template reads.
     """
     meta = result.meta
     parts = {"kicker": "", "command": "", "sources": sources(meta), "meta": meta, "result": result}
     parts |= {"answer": answer, "doubts": [*doubts, result.caution()], "numbers": numbers}
-    title = f"{model_name(meta)}: {question}"
-    write_text(path, render(template or path.name, title=title, **(parts | values)))
+    return render(template, title=f"{model_name(meta)}: {question}", **(parts | values))
 
 
 def cells(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
@@ -209,10 +226,7 @@ def image_uri(picture: Float[np.ndarray, "..."], longest: int = 224) -> str:
     The picture is made smaller if its longer side has more than `longest` pixels.
     """
     image = Image.fromarray((picture * 255).round().astype(np.uint8))
-    scale = longest / max(image.size)
-    if scale < 1:
-        size = [max(1, round(side * scale)) for side in image.size]
-        image = image.resize((size[0], size[1]), Image.Resampling.LANCZOS)
+    image.thumbnail((longest, longest), Image.Resampling.LANCZOS, reducing_gap=None)
     return picture_uri(image)
 
 

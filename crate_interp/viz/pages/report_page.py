@@ -21,7 +21,7 @@ from crate_interp.sweeps.findings import at_attention, ends, instead_of_u
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.viz.figures.by_layer import change_at_attention, layers
 from crate_interp.viz.figures.canvas import quiet
-from crate_interp.viz.pages.page import figure_uri, inline_svg, sources, write_page
+from crate_interp.viz.pages.page import figure_uri, inline_svg, result_page, sources
 
 Sweeps = Sequence[SweepResult]
 # fields of a config that cannot be inferred from weights, and the value that needs no naming
@@ -71,9 +71,9 @@ def report_page(
         by_name = {item["name"]: item for part in sections for item in part["panels"]}
         for part in sections:
             part["panels"] = [item for item in part["panels"] if item["name"] not in first]
-        write_page(
+        page = result_page(
             result,
-            stage / "report.html",
+            "report.html",
             "what each layer does",
             answer=findings.finding(result, twins),
             doubts=[caution],
@@ -95,6 +95,7 @@ def report_page(
             command=_command(result, twins, data, audited),
             sources=_sources(result, twins),
         )
+        write_text(stage / "report.html", page)
     return Path(out) / "report.html"
 
 

@@ -49,27 +49,26 @@ def segment_page(result: SegmentResult, out: str | Path) -> Path:
     }
     fixed: Any = result.layers()
     fixed = fixed.loc[fixed["way"] == "fixed head", _COLUMNS]
-    with result.saved_with_pages(out) as stage:
-        write_page(
-            result,
-            stage / "segment.html",
-            "do attention maps segment?",
-            answer=f"{result.verdict()}; {result.worth()}.",
-            doubts=[
-                f"Beside it: {result.against()}; best blind guess ({BLIND[blind]}) "
-                f"{row[blind]:.3f}{untrained}."
-            ],
-            numbers=numbers | {"Every head": result.table("heads")},
-            settings=settings,
-            n_images=len(result.table("images")),
-            levels=parts.inline_svg(_levels_chart(result), result.verdict(), salt="levels"),
-            by_layer=fixed.assign(layer=fixed["layer"].astype(object).fillna("all")),
-            map=_map(result),
-            shown=SHOWN,
-            examples=_examples(result, settings["mass"]),
-            sources=[*parts.sources(result.meta), ("settings", words)],
-        )
-    return Path(out) / "segment.html"
+    return write_page(
+        result,
+        out,
+        "segment.html",
+        "do attention maps segment?",
+        answer=f"{result.verdict()}; {result.worth()}.",
+        doubts=[
+            f"Beside it: {result.against()}; best blind guess ({BLIND[blind]}) "
+            f"{row[blind]:.3f}{untrained}."
+        ],
+        numbers=numbers | {"Every head": result.table("heads")},
+        settings=settings,
+        n_images=len(result.table("images")),
+        levels=parts.inline_svg(_levels_chart(result), result.verdict(), salt="levels"),
+        by_layer=fixed.assign(layer=fixed["layer"].astype(object).fillna("all")),
+        map=_map(result),
+        shown=SHOWN,
+        examples=_examples(result, settings["mass"]),
+        sources=[*parts.sources(result.meta), ("settings", words)],
+    )
 
 
 def _levels_chart(result: SegmentResult) -> Figure:
