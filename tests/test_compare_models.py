@@ -164,7 +164,9 @@ def test_misuse_of_models_is_told_before_work_starts(data, monkeypatch, unchecke
     refuses("models are compared on data", lambda: ci.compare(model, model))
     with pytest.raises(ValueError, match="images hold NaN or Inf"):
         ci.compare(model, model, torch.cat([data[:6], data[6:] * torch.nan]))
-    refuses("b is Linear.*give a model such as", lambda: ci.compare(model, torch.nn.Linear(2, 2), data))
+    refuses(
+        "b is Linear.*give a model such as", lambda: ci.compare(model, torch.nn.Linear(2, 2), data)
+    )
     with pytest.raises(ValueError, match="a is a list of networks of different architectures"):
         ci.compare([model, make("crate-alpha")], model, data)
     refuses("there is no probe 'sparse'", lambda: ci.compare(model, model, data, probes="sparse"))

@@ -202,30 +202,30 @@ def _measured(
     Given results are kept. A side of results has no new twins, because its models are unknown.
     Sides of the same architecture share twins.
     """
-    jobs: dict[str, tuple[HookedModel, int | None]] = {
-        f"{name}-{number}": (one, None)
-        for name, side in zip("ab", sides, strict=True)
-        for number, one in enumerate(side)
-        if isinstance(one, HookedModel)
-    }
-    twins: dict[str, list[str]] = {"": []}  # architecture -> jobs
-    kinds = []
-    for name, side in zip("ab", sides, strict=True):
-        model = next((one for one in side if isinstance(one, HookedModel)), None)
-        kinds.append("" if model is None else _architecture(model))
-        if model is not None and kinds[-1] not in twins:
-            new = {f"{name}-untrained-{seed}": (model, seed) for seed in range(count)}
-            twins[kinds[-1]], jobs = list(new), jobs | new
-    hidden = not progress or len(jobs) < 2
-    swept = {
-        name: measure(model if seed is None else twin(model, seed), name)
-        for name, (model, seed) in tqdm(jobs.items(), "networks", leave=False, disable=hidden)
-    }
-    results: Any = [
-        [swept.get(f"{name}-{number}", one) for number, one in enumerate(side)]
-        for name, side in zip("ab", sides, strict=True)
-    ]
-    return results, [[swept[name] for name in twins[kind]] for kind in kinds]
+    models = [next((one for one in side if isinstance(one, HookedModel)), None) for side in sides]
+    kinds = ["" if model is None else _architecture(model) for model in models]
+    total = sum(isinstance(one, HookedModel) for side in sides for one in side)
+    total += count * len({*kinds} - {""})
+    bar = tqdm(desc="networks", total=total, leave=False, disable=not progress or total < 2)
+
+    def measured(one: Network, name: str) -> SweepResult:
+        if isinstance(one, SweepResult):
+            return one
+        result = measure(one, name)
+        bar.update()
+        return result
+
+    with bar:
+        results = [
+            [measured(one, f"{name}-{number}") for number, one in enumerate(side)]
+            for name, side in zip("ab", sides, strict=True)
+        ]
+        twins: dict[str, list[SweepResult]] = {"": []}  # by architecture
+        for name, model, kind in zip("ab", models, kinds, strict=True):
+            if model is not None and kind not in twins:
+                seeds = range(count)
+                twins[kind] = [measured(twin(model, n), f"{name}-untrained-{n}") for n in seeds]
+    return results, [twins[kind] for kind in kinds]
 
 
 def _swept(

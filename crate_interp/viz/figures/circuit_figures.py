@@ -177,12 +177,12 @@ def _largest(graph: AttributionGraph, most: int) -> tuple[Any, Any]:
     known = {*codes["node"], *ends["node"]}
     edges: Any = graph.table("edges")
     edges = edges[edges["source"].isin(known) & edges["target"].isin(known)]
-    order = edges["weight"].abs().sort_values(ascending=False).index
-    largest = edges.loc[order].groupby(["source", "target"], sort=False)["head"].first()
-    sums = edges.groupby(["source", "target"], sort=False)["weight"].sum()
-    joined: Any = pd.concat([sums, largest], axis=1).reset_index()
-    order = joined["weight"].abs().sort_values(ascending=False).index
-    joined = joined.loc[order].head(_EDGES * most)
+    pairs = edges.sort_values("weight", key=abs, ascending=False, kind="stable").groupby(
+        ["source", "target"], sort=False
+    )
+    joined: Any = pairs.agg({"weight": "sum", "head": "first"}).reset_index()
+    joined = joined.sort_values("weight", key=abs, ascending=False, kind="stable")
+    joined = joined.head(_EDGES * most)
     fed = ends[ends["node"].isin(joined["source"]) | (ends["atom"] == TARGET)]
     return pd.concat([fed, codes], ignore_index=True), joined
 

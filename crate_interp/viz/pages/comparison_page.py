@@ -60,7 +60,7 @@ def compare_page(result: Comparison, out: str | Path) -> Path:
         layers=["out" if layer == meta["a"]["n_layers"] else layer for layer in layers],
         twins=min(len(meta[side]["untrained"]) for side in "ab"),
         signs=signs,
-        sources=[*_settings(meta), *_sources(meta)],
+        sources=_sources(meta),
     )
 
 
@@ -95,8 +95,8 @@ def _ends(row: dict[str, Any], low: str, high: str) -> str:
     return "" if math.isnan(row[low]) else f" ({signed(row[low])} to {signed(row[high])})"
 
 
-def _settings(meta: dict[str, Any]) -> list[tuple[str, str]]:
-    """Returns the settings of each probe, and the differences between the sides."""
+def _sources(meta: dict[str, Any]) -> list[tuple[str, str]]:
+    """Returns the settings of each probe, how the sides differ, and where they come from."""
     pairs = [
         (probe, ", ".join(f"{key} = {value}" for key, value in facts["settings"].items()) or "none")
         for probe, facts in meta["probes"].items()
@@ -105,11 +105,6 @@ def _settings(meta: dict[str, Any]) -> list[tuple[str, str]]:
     if meta["a"]["n_layers"] != meta["b"]["n_layers"]:
         words = ", ".join(f"{own} with {other}" for own, other in meta["layers"])
         pairs.append(("layers, a with b", words))
-    return pairs
-
-
-def _sources(meta: dict[str, Any]) -> list[tuple[str, str]]:
-    pairs = []
     for side in "ab":
         about = meta[side]
         versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())

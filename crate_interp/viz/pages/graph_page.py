@@ -85,8 +85,8 @@ def _edges(graph: AttributionGraph, places: dict[str, int]) -> list[list[Any]]:
     """Returns [source, target, weight, [[head, part], ...]] of each edge, largest parts first."""
     table: Any = graph.table("edges")
     sums = table.groupby(["source", "target"], sort=False)["weight"].sum()
-    order = table["weight"].abs().sort_values(ascending=False).index
-    parts = table.loc[order].groupby(["source", "target"], sort=False).head(_HEADS)
+    table = table.sort_values("weight", key=abs, ascending=False, kind="stable")
+    parts = table.groupby(["source", "target"], sort=False).head(_HEADS)
     by_edge: dict[tuple[str, str], list[Any]] = {}
     for row in parts.itertuples():
         by_edge.setdefault((row.source, row.target), []).append([row.head, _number(row.weight)])
@@ -100,9 +100,7 @@ def _examples(graph: AttributionGraph) -> dict[str, list[list[Any]]]:
     """Returns [value, words, data URI or None] of the examples of each atom, by its name."""
     examples: dict[str, list[list[Any]]] = {}
     for row in graph.table("examples").to_dict("records"):
-        uri = None
-        if isinstance(row["webp"], bytes):
-            uri = data_uri(row["webp"], "webp")
+        uri = data_uri(row["webp"], "webp") if isinstance(row["webp"], bytes) else None
         entry = [_number(row["value"]), str(row["words"]), uri]
         examples.setdefault(f"L{row['layer']}A{row['atom']}", []).append(entry)
     return examples

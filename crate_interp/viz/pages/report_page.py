@@ -71,6 +71,7 @@ def report_page(
         by_name = {item["name"]: item for part in sections for item in part["panels"]}
         for part in sections:
             part["panels"] = [item for item in part["panels"] if item["name"] not in first]
+        seeds = f"official initialisation, seeds 0 to {len(twins) - 1}" if twins else "none"
         page = result_page(
             result,
             "report.html",
@@ -93,7 +94,11 @@ def report_page(
             images=images,
             sections=sections,
             command=_command(result, twins, data, audited),
-            sources=_sources(result, twins),
+            sources=[
+                *sources(result.meta),
+                ("untrained twins", seeds),
+                ("seconds for the twins", f"{sum(twin.meta['seconds'] for twin in twins):g}"),
+            ],
         )
         write_text(stage / "report.html", page)
     return Path(out) / "report.html"
@@ -199,10 +204,3 @@ def _command(result: SweepResult, twins: Sweeps, data: str, audited: bool) -> st
     if not usual or len(probes) != len(DEFAULT):
         words += ["--probes", ",".join(probes)]
     return shlex.join(words + ["--audit"] * audited)
-
-
-def _sources(result: SweepResult, twins: Sweeps) -> list[tuple[str, str]]:
-    seeds = f"official initialisation, seeds 0 to {len(twins) - 1}" if twins else "none"
-    seconds = f"{sum(twin.meta['seconds'] for twin in twins):g}"
-    pairs = [("untrained twins", seeds), ("seconds for the twins", seconds)]
-    return [*sources(result.meta), *pairs]
