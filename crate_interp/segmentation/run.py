@@ -141,8 +141,7 @@ class Segment(Question):
         tables, scores, *others = yield [constants, own, *twins]
         for name in ("samples", "head_samples"):
             tables[name] = scores[name]
-            parts = [other[name] for other in others if name in other]
-            tables[f"untrained_{name}"] = stacked(parts)
+            tables[f"untrained_{name}"] = stacked([one[name] for one in others if name in one])
         blank = {"examples": pd.DataFrame(columns=_COLUMNS, dtype=object)}
         images = SegmentResult(tables | blank, run.facts_of("segment")).table("images")
         shown = partial(_examples, images=images, settings=settings)
