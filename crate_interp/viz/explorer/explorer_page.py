@@ -101,7 +101,7 @@ def explore(
             for part, text in (each.parts | panels.tops(view, layer)).items()
         ],
         hidden=int(view.cache.at("hook_mask")[sample].sum()) if view.has("hook_mask") else 0,
-        left_out=list(panels.left_out(view)),
+        has_answers=panels.has_answers(model),
         short=[at for at, reach in enumerate(panels.reaches(view)) if reach < view.count],
         stored=[at for at, each in enumerate(attention) if "rows" in each.parts],
         error=max(each.error for each in attention),

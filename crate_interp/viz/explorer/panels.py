@@ -3,7 +3,7 @@
 If the cache lacks what a panel needs, the page leaves the panel out and says why.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,7 +25,6 @@ from crate_interp.viz.pages.cache_views import activation, model_of
 
 ATOMS, ANSWERS = 16, 5  # how many atoms and next tokens a page stores for each token
 _MASKS, _COMPONENTS, _EDGES = 3, 3, 200
-_TOWERS = ("clipa-visual", "clipa-text")  # towers return features, which are not answers
 
 
 Codes = Float[np.ndarray, "head pos d_head"]
@@ -96,7 +95,7 @@ class View:
         """Whether the logit lens can read the stream of every layer."""
         last = len(self.model.blocks) - 1
         cached = self.everywhere("hook_resid_pre") and self.has("hook_resid_post", last)
-        answers = self.grid is None and self.model.cfg.family not in _TOWERS
+        answers = self.grid is None and has_answers(self.model)
         return cached and answers and not self.model.training
 
     @cached_property
@@ -185,9 +184,14 @@ def token_texts(model: Any, ids: list[int]) -> list[str]:
     return [visible(name, LONGEST) for name in names]
 
 
+def has_answers(model: HookedModel) -> bool:
+    """Tells whether a model answers with a class or a token; towers return features."""
+    return model.cfg.family not in ("clipa-visual", "clipa-text") and model.has_logits
+
+
 def answer(view: View) -> tuple[str, float] | None:
     """Returns the likeliest class or next token with its probability, or None if unknown."""
-    if view.model.cfg.family in _TOWERS or not view.model.has_logits:
+    if not has_answers(view.model):
         return None
     if view.grid is None and view.has_lens:
         best, share = (each[-1, -1, 0] for each in view.lens)
@@ -263,23 +267,6 @@ def overlays(view: View) -> list[dict[str, Any]] | None:
         components = scaled.round().long().tolist()
         overlays.append({"masks": numbers.tolist(), "components": components})
     return overlays
-
-
-def left_out(view: View) -> Iterator[tuple[str, str]]:
-    """Yields each part that the page does not show, and the reason."""
-    if not view.has_codes:
-        what = "Similar codes" if view.grid is None else "Similar codes, masks and components"
-        yield what, f"the cache lacks {view.kind.codes[0]}"
-    if not view.everywhere("mlp.hook_post"):
-        none = view.model.cfg.attn_only
-        yield "Atoms", "its layers are attention alone" if none else "the cache lacks mlp.hook_post"
-    if view.model.cfg.family in _TOWERS or not view.model.has_logits:
-        return
-    if view.grid is None and not view.has_lens:
-        lacks = "the cache lacks hook_resid_pre, or the last hook_resid_post"
-        yield "The logit lens", "call model.eval() first" if view.model.training else lacks
-    if view.grid is not None and not view.has("hook_pooled"):
-        yield "The model's answer", "the cache lacks hook_pooled"
 
 
 def circuit_data(circuit: Circuit | None, model: HookedModel) -> dict[str, Any] | None:

@@ -39,7 +39,6 @@ def graph(graph: AttributionGraph) -> Html:
         data=_data(graph, picture),
         agreement=agreement.assign(untrained=twins["pearson"]).to_dict("records"),
         sufficiency=sufficiency.assign(untrained=sufficiency["k"].map(random)).to_dict("records"),
-        whole=_whole(graph),
         sources=sources(meta),
     )
 
@@ -109,11 +108,3 @@ def _examples(graph: AttributionGraph) -> dict[str, list[list[Any]]]:
 def _number(value: float) -> float | None:
     """Returns a number with four digits, which keeps a page small; None for one that is missing."""
     return None if np.isnan(value) else float(f"{value:.4g}")
-
-
-def _whole(graph: AttributionGraph) -> list[dict[str, Any]]:
-    """Returns the rows of the table "whole", with words for whose codes they are."""
-    other = f"for {graph.meta['rival']['name']}" if "rival" in graph.meta else ""
-    words = {result.RIVAL: other, result.RIVAL_NODES: f"{other}, on this answer"}
-    rows = graph.table("whole").to_dict("records")
-    return [row | {"codes": words.get(row["network"], row["network"])} for row in rows]

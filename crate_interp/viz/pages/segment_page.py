@@ -61,7 +61,6 @@ def segment_page(result: SegmentResult, out: str | Path) -> Path:
         ],
         numbers=numbers | {"Every head": result.table("heads")},
         settings=settings,
-        n_images=len(result.table("images")),
         levels=parts.inline_svg(_levels_chart(result), result.verdict(), salt="levels"),
         by_layer=fixed.assign(layer=fixed["layer"].astype(object).fillna("all")),
         map=_map(result),
