@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -114,9 +114,8 @@ def compare(
         places.append((place, model.unit))
     given = [one for side in (*sides, *twins) for one in side if isinstance(one, SweepResult)]
     _check_samples(given, places)
-    with ExitStack() as stack:
+    with nullcontext() if options.out is None else locked(options.out):
         if options.out is not None:
-            stack.enter_context(locked(options.out))
             Comparison.check_folder(options.out)
         started = time.perf_counter()
         measure = partial(_swept, data=data, given=probes, options=options)

@@ -156,12 +156,9 @@ def _batch(model: Any, inputs: Any) -> Tensor:
     if text and inputs.ndim == 1:
         inputs = inputs[None]
     if not isinstance(inputs, Tensor) or inputs.ndim != (2 if text else 4):
-        shape = list(getattr(inputs, "shape", []))
         wanted = "tokens [batch, pos]" if text else "images [batch, channels, height, width]"
-        raise ValueError(
-            f"inputs must be {wanted}, but got {type(inputs).__name__} {shape}. Give the inputs "
-            "that the model was run on."
-        )
+        got = type(inputs).__name__
+        raise ValueError(f"inputs must be {wanted} that the model was run on, but got {got}.")
     if text:
         check_tokens(inputs, model.cfg, inputs.shape[1])
     return inputs

@@ -58,7 +58,6 @@ def compare_page(result: Comparison, out: str | Path) -> Path:
         largest=list_of_largest(result, lambda name: statistic(meta, name).title, _HERO),
         hero=[_figure(name, result) for name in names or list(by_statistic)[:_HERO]],
         layers=["out" if layer == meta["a"]["n_layers"] else layer for layer in layers],
-        twins=min(len(meta[side]["untrained"]) for side in "ab"),
         signs=signs,
         sources=_sources(meta),
     )
