@@ -63,7 +63,7 @@ def label(text: object) -> str:
     return plain(text, LONGEST)
 
 
-def as_written(figure: Any, *own: object) -> Any:
+def as_written(figure: Figure, *own: object) -> Figure:
     r"""Returns a figure whose words are never read as formulas, by matplotlib or by LaTeX.
 
     Names may come from unknown files, and drawing a name such as "$\nonsense$" would raise. Tick
@@ -150,7 +150,7 @@ def _figure(ax: object, size: tuple[float, float], dpi: float | None) -> Figure:
     return figure
 
 
-def set_title(axes: Any, title: str | None, words: str, pad: int = 6) -> None:
+def set_title(axes: Axes, title: str | None, words: str, pad: int = 6) -> None:
     """Writes a title `pad` points above the Axes: `title`, or `words` if `title` is None.
 
     If `title` is "", nothing is written.
@@ -160,7 +160,7 @@ def set_title(axes: Any, title: str | None, words: str, pad: int = 6) -> None:
         axes.set_title(fill(text, _LINE), fontsize=TITLE, pad=pad)
 
 
-def set_legend(figure: Any, rows: list[Any], own: bool) -> None:
+def set_legend(figure: Figure, rows: list[Any], own: bool) -> None:
     """Adds one legend for all Axes: below a new figure, or below the last of a caller's Axes."""
     named = {
         words: handle
