@@ -32,8 +32,13 @@ LEVELS = [
     {"reports"},
     {"cli"},
 ]
-# from_pretrained is ci.load with another name: the one import that looks back, when it is called
-LOOKS_BACK = {("models/saving.py", "from_pretrained", "crate_interp.checkpoints.load")}
+# the imports that look back when they are called: from_pretrained is ci.load with another name, and
+# a circuit asks for its drawing
+LOOKS_BACK = {
+    ("models/saving.py", "from_pretrained", "crate_interp.checkpoints.load"),
+    ("circuits/circuit.py", "svg", "crate_interp.viz.figures.circuit_figures"),
+    ("circuits/circuit.py", "svg", "crate_interp.viz.pages.page"),
+}
 FREE_OF_TRANSFORMERLENS = set().union(*LEVELS[:3], {"data"})
 MOST_FILES = 20  # of a folder
 

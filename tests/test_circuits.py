@@ -4,6 +4,7 @@ Against brute force, on a planted circuit, and on random weights.
 """
 
 import math
+import xml.etree.ElementTree as xml
 from functools import partial
 
 import numpy as np
@@ -285,7 +286,9 @@ def test_circuits_are_saved_drawn_and_handed_to_networkx(tmp_path):
     assert loaded == circuit and loaded.meta == {"seed": 3} and loaded.note == "<a & b>"
     graph = circuit.to_networkx()
     assert graph.edges["L0H1", "L0A12"]["weight"] == -0.25 and graph.nodes["L1H0"]["layer"] == 1
-    assert "&lt;a" in circuit._repr_html_()
+    svg = circuit._repr_html_()
+    assert "&lt;a" in svg and "<a" not in svg.replace("<a &", "<a")
+    assert xml.fromstring(svg).tag.endswith("svg") and Circuit(())._repr_html_() is None
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -159,7 +159,7 @@ def test_maps_of_heads_without_a_pattern():
             assert worst(found[:, 0], cache["pi", 2, "attn"][1].numpy()) < LIMIT
             assert "the membership of each patch in the head" in page.html()
         few = model.run_with_cache(images, names_filter="hook_embed")[1]
-        with pytest.raises(KeyError, match=r"hook_(pi|contract)\. .*names_filter.*attn\.hook_u"):
+        with pytest.raises(KeyError, match=r"hook_(pi|contract) of a .*names_filter.*attn\.hook_u"):
             ci.viz.explore(few, images)
 
 

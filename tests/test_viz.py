@@ -280,7 +280,7 @@ def test_words_are_at_least_7_points_in_the_width_of_a_column(drawings):
 def test_what_cannot_be_drawn_is_refused(result):
     view = ci.viz
     for words, call in {
-        "has one value per layer, not per head": lambda: view.heads(result, "compression.rate_mid"),
+        "has no value per head: draw it with": lambda: view.heads(result, "compression.rate_mid"),
         "name the statistic to draw": lambda: view.heatmap(result),
         r"shape \[3\]. Give numbers \[layer, head\]": lambda: view.heatmap(np.ones(3)),
         "ax is a Figure: give one matplotlib Axes": lambda: view.layers(

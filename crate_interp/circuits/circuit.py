@@ -1,7 +1,6 @@
 """A circuit: a frozen list of weighted edges between heads, atoms, embedding and logits."""
 
 import json
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,22 +10,11 @@ from typing import Any
 from crate_interp.circuits.patching import Head
 from crate_interp.core import checks
 from crate_interp.core.files import write_text
-from crate_interp.core.safe_text import in_html, plain
+from crate_interp.core.safe_text import plain
 
 _NODE = re.compile(r"L(0|[1-9][0-9]{0,8})[HA](0|[1-9][0-9]{0,8})|embed|logits")
 LAST = 2**31 - 1  # the layer number of the logits, above that of any layer
 _FORMAT = "crate_interp circuit 1"
-WIDE, TALL, BOX = 120, 40, (72, 24)  # distance of columns, distance of rows, size of a node
-# Pages of this library define these colours for a light and a dark scheme. Elsewhere, as in a
-# notebook, the fallbacks apply: the page's own text colour, and colours that are legible on light
-# and on dark.
-_INK = "var(--ink, currentColor)"
-_CARD = "var(--card, rgba(127, 127, 127, 0.12))"
-_LINE = "var(--muted, currentColor)"
-_ABOVE, _BELOW = "var(--accent, #3a86c8)", "var(--other, #c8702c)"  # edges of weight >= 0 and < 0
-
-Point = tuple[float, float]
-Place = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -124,47 +112,17 @@ class Circuit:
         return Circuit(by_size[:count], words, self.meta)
 
     def svg(self) -> str:
-        """Returns a drawing, layers from left to right.
+        """Returns `ci.viz.circuit` as SVG, in the colours of the page around it.
 
-        A wider edge has a larger absolute weight. Blue edges have a weight of at least 0,
-        orange dashed edges a weight below 0. If there are more than 1,000 edges, only the 1,000
-        largest are drawn, and the title says so. `ci.viz.circuit` draws a circuit for a paper.
+        Raises ValueError if there are no edges.
         """
-        circuit = self.largest()
-        title = plain(circuit.note or "circuit")
-        places = {name: place_of(name) for name in circuit.nodes()}
-        spots, width, height = layout(
-            places, [(edge.source, edge.target) for edge in circuit.edges]
-        )
-        largest = max((abs(edge.weight) for edge in circuit.edges), default=0.0) or 1.0
-        parts, looks = [], ((_ABOVE, ""), (_BELOW, ' stroke-dasharray="6 3"'))
-        for edge in circuit.edges:
-            share = abs(edge.weight) / largest
-            (x0, y0), *rest = bend(spots[edge.source], spots[edge.target])
-            path = f"M{x0:.1f} {y0:.1f} C" + " ".join(f"{x:.1f} {y:.1f}" for x, y in rest)
-            colour, dashes = looks[edge.weight < 0]
-            words = in_html(f"{edge.source} to {edge.target}: {edge.weight:.3g}")
-            parts.append(
-                f'<path d="{path}" fill="none" style="stroke: {colour}"{dashes} '
-                f'stroke-width="{1 + 4 * share:.2f}" stroke-opacity="{0.6 + 0.4 * share:.2f}">'
-                f"<title>{words}</title></path>"
-            )
-        for name, (x, y) in spots.items():
-            parts.append(
-                f'<rect x="{x:.1f}" y="{y:.1f}" width="{BOX[0]}" height="{BOX[1]}" rx="5" '
-                f'style="fill: {_CARD}; stroke: {_LINE}"/>'
-                f'<text x="{x + BOX[0] / 2:.1f}" y="{y + 16:.1f}" text-anchor="middle" '
-                f'style="fill: {_INK}">{in_html(name)}</text>'
-            )
-        style = f"max-width: 100%; width: {width}px; font: 12px system-ui, sans-serif"
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{in_html(title)}" '
-            f'viewBox="0 0 {width} {height}" style="{style}">'
-            f"<title>{in_html(title)}</title>{''.join(parts)}</svg>"
-        )
+        from crate_interp.viz.figures.circuit_figures import circuit
+        from crate_interp.viz.pages.page import inline_svg
 
-    def _repr_html_(self) -> str:
-        return self.svg()
+        return inline_svg(circuit(self), self.note or "circuit", salt="circuit")
+
+    def _repr_html_(self) -> str | None:
+        return self.svg() if self.edges else None
 
 
 def head_name(layer: int, head: int) -> str:
@@ -191,35 +149,3 @@ def place_of(name: str) -> tuple[int, int]:
 def number_of(name: str) -> int:
     """Returns the number of a head or atom in its layer; 0 for other nodes."""
     return int(re.findall(r"\d+", name)[-1]) if name.startswith("L") else 0
-
-
-def layout(
-    places: dict[str, Place], edges: Sequence[tuple[str, str]]
-) -> tuple[dict[str, Point], int, int]:
-    """Returns the upper left corner of each node, and the width and height of the drawing."""
-    every = sorted(set(places.values()))
-    columns = [[name for name in places if places[name] == place] for place in every]
-    most = max(map(len, columns), default=1)
-    spots: dict[str, Point] = {}
-    for column, names in enumerate(columns):
-        for row, name in enumerate(names):
-            y = 30 + (row + (most - len(names)) / 2) * TALL
-            spots[name] = (20.0 + column * WIDE, y)
-    width = 40 + max(len(columns) - 1, 0) * WIDE + BOX[0]
-    # an arc rises three quarters of the way to the inner control points of its curve
-    bends = [bend(spots[a], spots[b]) for a, b in edges]
-    tops = [0.25 * start[1] + 0.75 * inner[1] for start, inner, _, _ in bends]
-    lower = max(0, math.ceil(20 - min(tops, default=20)))
-    spots = {name: (x, y + lower) for name, (x, y) in spots.items()}
-    return spots, width, 60 + lower + (most - 1) * TALL + BOX[1]
-
-
-def bend(start: Point, end: Point) -> tuple[Point, Point, Point, Point]:
-    """Returns the four points of the cubic curve from one node's right side to another's left."""
-    x0, y0 = start[0] + BOX[0], start[1] + BOX[1] / 2
-    x1, y1 = end[0], end[1] + BOX[1] / 2
-    if start[1] == end[1] and x1 - x0 > WIDE:  # an arc around the nodes in between
-        y = y0 - BOX[1] * (1 + 0.15 * math.sqrt(x1 - x0))
-        return (x0, y0), (x0 + 40, y), (x1 - 40, y), (x1, y1)
-    x = (x0 + x1) / 2
-    return (x0, y0), (x, y0), (x, y1), (x1, y1)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from crate_interp.core.run_options import Pass, RunOptions, run_options
 from crate_interp.core.safe_text import plain
 from crate_interp.data import Data
 from crate_interp.measures.checks import in_full_precision
-from crate_interp.models.hooked import HookedModel, check_hooked
+from crate_interp.models.hooked import HookedModel
 from crate_interp.probes import Probe
 from crate_interp.questions.batches import check_model, samples_of
 from crate_interp.questions.provenance import data_meta, probes_meta
@@ -114,9 +114,8 @@ def compare(
         places.append((place, model.unit))
     given = [one for side in (*sides, *twins) for one in side if isinstance(one, SweepResult)]
     _check_samples(given, places)
-    with ExitStack() as stack:
+    with nullcontext() if options.out is None else locked(options.out):
         if options.out is not None:
-            stack.enter_context(locked(options.out))
             Comparison.check_folder(options.out)
         started = time.perf_counter()
         measure = partial(_swept, data=data, given=probes, options=options)
@@ -136,9 +135,6 @@ def _listed(name: str, given: object) -> list[Network]:
     """
     many: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given]
     wrong = [one for one in many if not isinstance(one, (SweepResult, HookedModel))]
-    for one in wrong:
-        if hasattr(one, "parameters"):
-            check_hooked(one)
     if wrong or not many:
         raise ValueError(
             f"{name} is {checks.shown(given)}: give a model such as ci.load(...) returns, a result "
@@ -192,9 +188,8 @@ def _check_samples(results: Sequence[SweepResult], of_models: Sequence[tuple] = 
                 for entry in (places[0][0][0], data[0])
             )
             raise ValueError(
-                f"the networks are of different samples, {' and '.join(of)} (where these are the "
-                "same, the files held other pictures): sweep all on the same data with the same "
-                "limit; windows of tokens need the same tokenizer and n_ctx."
+                f"the networks are of different samples, {' and '.join(of)}: sweep all on the "
+                "same data with the same limit (windows of tokens: same tokenizer and n_ctx)."
             )
 
 
@@ -206,30 +201,30 @@ def _measured(
     Given results are kept. A side of results has no new twins, because its models are unknown.
     Sides of the same architecture share twins.
     """
-    jobs: dict[str, tuple[HookedModel, int | None]] = {
-        f"{name}-{number}": (one, None)
-        for name, side in zip("ab", sides, strict=True)
-        for number, one in enumerate(side)
-        if isinstance(one, HookedModel)
-    }
-    twins: dict[str, list[str]] = {"": []}  # architecture -> jobs
-    kinds = []
-    for name, side in zip("ab", sides, strict=True):
-        model = next((one for one in side if isinstance(one, HookedModel)), None)
-        kinds.append("" if model is None else _architecture(model))
-        if model is not None and kinds[-1] not in twins:
-            new = {f"{name}-untrained-{seed}": (model, seed) for seed in range(count)}
-            twins[kinds[-1]], jobs = list(new), jobs | new
-    hidden = not progress or len(jobs) < 2
-    swept = {
-        name: measure(model if seed is None else twin(model, seed), name)
-        for name, (model, seed) in tqdm(jobs.items(), "networks", leave=False, disable=hidden)
-    }
-    results: Any = [
-        [swept.get(f"{name}-{number}", one) for number, one in enumerate(side)]
-        for name, side in zip("ab", sides, strict=True)
-    ]
-    return results, [[swept[name] for name in twins[kind]] for kind in kinds]
+    models = [next((one for one in side if isinstance(one, HookedModel)), None) for side in sides]
+    kinds = ["" if model is None else _architecture(model) for model in models]
+    total = sum(isinstance(one, HookedModel) for side in sides for one in side)
+    total += count * len({*kinds} - {""})
+    bar = tqdm(desc="networks", total=total, leave=False, disable=not progress or total < 2)
+
+    def measured(one: Network, name: str) -> SweepResult:
+        if isinstance(one, SweepResult):
+            return one
+        result = measure(one, name)
+        bar.update()
+        return result
+
+    with bar:
+        results = [
+            [measured(one, f"{name}-{number}") for number, one in enumerate(side)]
+            for name, side in zip("ab", sides, strict=True)
+        ]
+        twins: dict[str, list[SweepResult]] = {"": []}  # by architecture
+        for name, model, kind in zip("ab", models, kinds, strict=True):
+            if model is not None and kind not in twins:
+                seeds = range(count)
+                twins[kind] = [measured(twin(model, n), f"{name}-untrained-{n}") for n in seeds]
+    return results, [twins[kind] for kind in kinds]
 
 
 def _swept(

@@ -89,7 +89,7 @@ def compression(
 
 
 def _statistics(at: Sequence[str], norm: bool) -> dict[str, Statistic]:
-    found: dict[str, Statistic] = {}  # fmt: skip
+    found: dict[str, Statistic] = {}
     for place in at:
         _, symbol, what, where = PLACES[place]
         z = f"LN({symbol})" if norm else symbol
@@ -172,16 +172,13 @@ def _final(z: Tensor, block: Block, eps: float, tokens: Tokens) -> dict[str, Ten
 
 _FRAMES: dict[str, Statistic] = {
     f"change_{name}": Statistic(
-        f"What attention adds to R^c, {frame.title}",
-        "below 0 by the theory",
-        "nats per token",
-        None,
-        None,
-        "R^c after attention minus R^c before it, for "
-        f"{frame.tokens.format(z='Z')}; below 0 by the theory.",
+        f"What attention adds to R^c, {frame.title}", "below 0 by the theory", "nats per token",
+        None, None,
+        f"R^c after attention minus R^c before it, for {frame.tokens.format(z='Z')}; below 0 by "
+        "the theory.",
     )
     for name, frame in layer_reading.FRAMES.items()
-}
+}  # fmt: skip
 
 
 def frames(eps: float = 0.1, tokens: Tokens = "all", name: str = "frames") -> Probe:
@@ -223,17 +220,13 @@ def _measure_frames(block: Block, acts: Acts, eps: float, tokens: Tokens) -> dic
 _SIZES = {"count": ("|Z|_0", "the count of entries"), "l1": ("|Z|_1", "the sum of entries")}
 _OBJECTIVE: dict[str, Statistic] = {
     f"{size}_{name}": Statistic(
-        f"Objective with {words}, {frame.title}",
-        "lower is better",
-        "nats",
-        None,
-        None,
+        f"Objective with {words}, {frame.title}", "lower is better", "nats", None, None,
         f"lambda {symbol} + R^c - R of {frame.tokens.format(z='Z^{l+1}')}, with U of layer l; "
         "lower is better.",
     )
     for size, (symbol, words) in _SIZES.items()
     for name, frame in layer_reading.FRAMES.items()
-}
+}  # fmt: skip
 
 
 def objective(

@@ -83,39 +83,25 @@ def report(
         if audit:
             inner = locks.enter_context(locked(folder / "audit"))
             _check_folder(inner, AuditResult, ("audit.html", "audit.txt"))
-        name = data if isinstance(data, str) else ""
-        return _write(model, samples, folder, chosen, untrained, audit, options, name)
-
-
-def _write(
-    model: HookedModel,
-    samples: Samples,
-    out: Path,
-    probes: Probes,
-    untrained: int,
-    audit: bool,
-    options: RunOptions,
-    name: str,
-) -> Path:
-    """Measures and writes the report; each measurement is saved before the next begins."""
-    own = options.of_a_pass()
-    result = sweep(model, samples, probes=probes, **own)
-    result.save(out)  # before the twins, so that an interrupt costs nothing measured
-    twins, shuffles = _random_weights(model, samples, probes, untrained, options)
-    if audit:
-        discard(out / "audit", META)  # left by an earlier report
-    page = report_page(
-        result,
-        twins,
-        out,
-        **_attention(model, samples, result),
-        audited=audit,
-        data=name,
-        shuffled=shuffles,
-        progress=options.progress,
-    )
-    if audit:  # last, because it takes longest: if it fails, nothing else is lost
-        audit_page(run_audit(model, samples, untrained=untrained, **own), out / "audit")
+        # each measurement is saved before the next begins, so that an interrupt costs little
+        own = options.of_a_pass()
+        result = sweep(model, samples, probes=chosen, **own)
+        result.save(folder)
+        twins, shuffles = _random_weights(model, samples, chosen, untrained, options)
+        if audit:
+            discard(folder / "audit", META)  # left by an earlier report
+        page = report_page(
+            result,
+            twins,
+            folder,
+            **_attention(model, samples, result),
+            audited=audit,
+            data=data if isinstance(data, str) else "",
+            shuffled=shuffles,
+            progress=options.progress,
+        )
+        if audit:  # last, because it takes longest: if it fails, nothing else is lost
+            audit_page(run_audit(model, samples, untrained=untrained, **own), folder / "audit")
     return page
 
 

@@ -8,7 +8,6 @@ import pandas as pd
 
 from crate_interp.core import checks
 from crate_interp.core.safe_text import notebook_view, table_in_html
-from crate_interp.measures.maps import MAPS
 from crate_interp.probes.segmentation_probe import RESOLUTIONS, RULES
 from crate_interp.results.result import Result, as_text, by
 from crate_interp.segmentation.scores import (
@@ -35,7 +34,6 @@ FINDS = {
 CELL = {"other_image": "mask of another image", "random": "random order", "untrained": "untrained"}
 
 
-_NONE = pd.Series([np.nan])
 SHOWN, MEDIAN = 3, 2  # images in each of "best" and "worst"; images in "median"
 
 
@@ -96,17 +94,6 @@ class SegmentResult(Result):
         "examples": merged_examples,
     }
     DERIVED = {"scores": score_table, "heads": head_table, "images": image_table}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        constants: Any = self.stored["constants"]
-        judged = constants[constants["all_token"].notna()]
-        missing = [name for name in MAPS if judged.get(f"{name}_mass_token", _NONE).isna().any()]
-        if missing:
-            raise ValueError(
-                f"the table 'constants' lacks scores of {', '.join(missing)}: an older version "
-                "measured it. Run ci.segment again, in a new folder."
-            )
 
     def layers(self, rule: str = "mass", resolution: str = "token") -> pd.DataFrame:
         """Returns the scores of one rule ("mass" or "top") and resolution ("token" or "pixel").
@@ -229,9 +216,5 @@ class SegmentResult(Result):
 
 def _cell(row: Any) -> str:
     head = "" if pd.isna(row["head"]) else f" head {int(row['head'])}"
-    return f"{row['value']:.3f}{head} ({', '.join(number(row[name]) for name in CELL)})"
-
-
-def number(value: float) -> str:
-    """Returns a value with three decimals, or a dash if it was not measured."""
-    return "-" if pd.isna(value) else f"{value:.3f}"
+    levels = ["-" if pd.isna(row[name]) else f"{row[name]:.3f}" for name in CELL]
+    return f"{row['value']:.3f}{head} ({', '.join(levels)})"

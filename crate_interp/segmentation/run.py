@@ -141,8 +141,7 @@ class Segment(Question):
         tables, scores, *others = yield [constants, own, *twins]
         for name in ("samples", "head_samples"):
             tables[name] = scores[name]
-            parts = [other[name] for other in others if name in other]
-            tables[f"untrained_{name}"] = stacked(parts)
+            tables[f"untrained_{name}"] = stacked([one[name] for one in others if name in one])
         blank = {"examples": pd.DataFrame(columns=_COLUMNS, dtype=object)}
         images = SegmentResult(tables | blank, run.facts_of("segment")).table("images")
         shown = partial(_examples, images=images, settings=settings)
@@ -160,10 +159,7 @@ def check_objects(tables: Tables) -> None:
     constants = tables["constants"]
     kept = int(constants["all_token"].notna().to_numpy().sum())
     if kept < LEAST:
-        raise ValueError(
-            f"{kept} of {len(constants)} images have an object: give at least {LEAST} such images, "
-            "two in each half."
-        )
+        raise ValueError(f"{kept} of {len(constants)} images have an object: give {LEAST} or more.")
 
 
 def _examples(chunk: Chunk, images: pd.DataFrame, settings: Mapping[str, Any]) -> Tables:
@@ -210,8 +206,6 @@ def _examples(chunk: Chunk, images: pd.DataFrame, settings: Mapping[str, Any]) -
 
 def _png(pixels: np.ndarray, resample: Image.Resampling) -> bytes:
     image, buffer = Image.fromarray(pixels), io.BytesIO()
-    scale = _LONGEST / max(image.size)
-    if scale < 1:
-        image = image.resize([max(1, round(side * scale)) for side in image.size], resample)
+    image.thumbnail((_LONGEST, _LONGEST), resample, reducing_gap=None)
     image.save(buffer, "PNG", optimize=True)
     return buffer.getvalue()

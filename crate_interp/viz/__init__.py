@@ -1,4 +1,4 @@
-"""Figures and pages of results and caches. matplotlib and jinja2 load when something is drawn.
+"""Figures and pages of results and caches. matplotlib loads with the first of them that is used.
 
 A function for figures returns the figure, and neither shows nor saves it. A page shows only what
 its result or cache holds: no function here runs a model or opens data.

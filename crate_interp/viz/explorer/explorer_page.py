@@ -9,12 +9,13 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from crate_interp.circuits.circuit import Circuit
-from crate_interp.core.safe_text import LONGEST, visible
+from crate_interp.core.safe_text import LONGEST, plain, visible
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.preprocess import displayable
 from crate_interp.viz.explorer import packing, panels
 from crate_interp.viz.explorer.packing import Attention, map_kind
+from crate_interp.viz.pages.cache_views import name_of
 from crate_interp.viz.pages.page import Html, check_page, image_uri
 
 # Ends of the names of the points that the page shows besides maps and codes.
@@ -69,20 +70,42 @@ def explore(
     check_page("graph", graph)
     view = panels.look(cache, inputs, sample)
     model = view.model
-    for layer in range(len(model.blocks)):
-        if not view.has(view.kind.point, layer):
-            raise KeyError(
-                f"the cache lacks blocks.{layer}.{view.kind.point}. Call run_with_cache(x), which "
-                "caches everything, or run_with_cache(x, names_filter=lambda name: "
-                f"name.endswith({shown_points(model)!r})), which caches what this page shows."
-            )
+    if not view.everywhere(view.kind.point):
+        raise KeyError(
+            f"the cache lacks {view.kind.point} of a layer. Call run_with_cache(x), or what caches "
+            f"this page alone: names_filter=lambda name: name.endswith({shown_points(model)!r})."
+        )
     check_count(model, view.count)
     words = f"sample {int(sample)}" if name is None else visible(name, LONGEST)
     more = {
         "circuit": panels.circuit_data(circuit, model),
         "without": None if without is None else _without(view, without),
     }
-    return _page(view, words, graph, more)
+    attention = [_attention(view, layer) for layer in range(len(model.blocks))]
+    picture = None
+    if view.grid is not None:
+        picture = image_uri(displayable(view.inputs[view.sample], model.cfg), _PICTURE)
+    return Html.of(
+        "explore.html",
+        f"{plain(name_of(cache))}: {words}",
+        meta={"config": model.cfg.to_dict()},
+        graph=graph,
+        given=words,
+        view=view,
+        answer=panels.answer(view),
+        picture=picture,
+        data=_data(view, attention) | more,
+        blobs=[
+            (f"{part}-{layer}", text)
+            for layer, each in enumerate(attention)
+            for part, text in (each.parts | panels.tops(view, layer)).items()
+        ],
+        hidden=int(view.cache.at("hook_mask")[sample].sum()) if view.has("hook_mask") else 0,
+        has_answers=panels.has_answers(model),
+        short=[at for at, reach in enumerate(panels.reaches(view)) if reach < view.count],
+        stored=[at for at, each in enumerate(attention) if "rows" in each.parts],
+        error=max(each.error for each in attention),
+    )
 
 
 def check_count(model: HookedModel, count: int) -> None:
@@ -100,36 +123,6 @@ def shown_points(model: HookedModel) -> tuple[str, ...]:
     """Returns the ends of the names of the points that the page of a model shows."""
     kind = map_kind(model)
     return (kind.point, *kind.codes, *_OTHERS)
-
-
-def _page(view: panels.View, name: str, graph: str | None, more: dict[str, Any]) -> Html:
-    model = view.model
-    attention = [_attention(view, layer) for layer in range(len(model.blocks))]
-    picture, ratio = None, 1.0
-    if view.grid is not None:
-        picture = image_uri(displayable(view.inputs[view.sample], model.cfg), _PICTURE)
-        ratio = view.inputs.shape[3] / view.inputs.shape[2]
-    return Html.of(
-        "explore.html",
-        f"{view.model_name}: {name}",
-        meta={"config": model.cfg.to_dict()},
-        graph=graph,
-        given=name,
-        of=len(view.inputs),
-        answer=panels.answer(view),
-        picture=picture,
-        data=_data(view, attention) | more,
-        blobs=[
-            (f"{part}-{layer}", text)
-            for layer, each in enumerate(attention)
-            for part, text in (each.parts | panels.tops(view, layer)).items()
-        ],
-        notes=_notes(view, attention),
-        count=view.count,
-        width=model.cfg.d_head,
-        error=max(each.error for each in attention),
-        ratio=ratio,
-    )
 
 
 def _data(view: panels.View, attention: list[Attention]) -> dict[str, object]:
@@ -153,7 +146,7 @@ def _data(view: panels.View, attention: list[Attention]) -> dict[str, object]:
         "most": [each.most for each in attention],
         "special": view.special,
         "alike": alike,
-        **view.kind.words(alike),
+        "map": view.kind.name,
         "start": _start(view),
         "overlays": panels.overlays(view),
         "answers": answers,
@@ -209,26 +202,25 @@ def _start(view: panels.View) -> dict[str, int]:
     even share, since a large share among three tokens says little. A token's attention to itself or
     to the first token does not count. If maps are memberships, the place is that of the largest.
     """
-    if view.kind.name == "membership":
-        every = np.stack([view.at(view.kind.point, at) for at in range(len(view.model.blocks))])
-        return dict(zip(("layer", "head", "query"), _largest(every), strict=True))
-    jump = panels.largest_gain(view)
+    layers = range(len(view.model.blocks))
+    jump = None if view.kind.name == "membership" else panels.largest_gain(view)
     if jump is not None:
         layer, query = jump
         head = _largest(_relative(view, layer)[:, query])[0]
-        return {"layer": layer, "head": head, "query": query}
-    shares = [_relative(view, layer) for layer in range(len(view.model.blocks))]
-    layer = int(np.argmax([each.max() for each in shares]))
-    head, query, _ = _largest(shares[layer])
+    else:
+        layer = int(np.argmax([_relative(view, at).max() for at in layers]))
+        head, query, *_ = _largest(_relative(view, layer))
     return {"layer": layer, "head": head, "query": query}
 
 
-def _relative(view: panels.View, layer: int) -> Float[np.ndarray, "head query pos"]:
+def _relative(view: panels.View, layer: int) -> Float[np.ndarray, "head query *pos"]:
     """Returns a layer's maps relative to the even share; shares that do not count are 0.
 
-    Of an image the maps are those of its first token alone.
+    Of an image the maps are those of its first token alone. Memberships stay as they are.
     """
     maps = view.at(view.kind.point, layer)
+    if view.kind.name == "membership":
+        return maps
     if view.kind.name == "attention":
         shares = (maps[:, :1] if view.grid else maps).copy()
     else:
@@ -245,24 +237,3 @@ def _relative(view: panels.View, layer: int) -> Float[np.ndarray, "head query po
 def _largest(values: np.ndarray) -> list[int]:
     """Returns the place of the largest number."""
     return [int(place) for place in np.unravel_index(int(values.argmax()), values.shape)]
-
-
-def _notes(view: panels.View, attention: list[Attention]) -> list[str]:
-    """Returns sentences on what the page does not show, and on how its numbers are made."""
-    notes = [f"{part} left out: {why}." for part, why in panels.left_out(view)]
-    patches, reaches = view.count - view.special, panels.reaches(view)
-    if view.has("hook_mask") and (hidden := int(view.cache.at("hook_mask")[view.sample].sum())):
-        notes.append(f"The model did not see {hidden} of the {patches} patches.")
-    short = [str(layer) for layer, reach in enumerate(reaches) if reach < view.count]
-    if short:
-        notes.append(
-            f"Where a token does not see all (layers: {', '.join(short)}) it sees only itself and "
-            f"the {min(reaches) - 1} tokens before it."
-        )
-    stored = [str(layer) for layer, each in enumerate(attention) if "rows" in each.parts]
-    if stored and view.kind.name == "attention":
-        notes.append(
-            f"Attention (layers: {', '.join(stored)}) is stored in 255 steps of each row's largest "
-            "share, because the softmax of the cached codes, rounded to 16 bits, differs from it."
-        )
-    return notes

@@ -8,6 +8,7 @@ for 197 tokens, the codes of a head are 197 x 64 numbers, its attention 197 x 19
 import base64
 import zlib
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
@@ -18,63 +19,30 @@ LIMIT = 0.01  # the largest error of recomputed attention, relative to a row's l
 _CHUNK = 256  # queries whose maps are checked at once
 
 
-@dataclass(frozen=True)
-class MapKind:
+class MapKind(NamedTuple):
     """The kind of the heads' maps.
 
     name: "attention", "membership" or "shared". point: the hook point of the maps. codes: the
-    points of the codes of queries and keys. verbs: mode of the page -> what the token that is asked
-    about does. legends: mode -> the line below the heads; # is the number of tokens that are seen.
+    points of the codes of queries and keys.
     """
 
     name: str
     point: str
     codes: tuple[str, ...]
-    verbs: dict[str, str]
-    legends: dict[str, str]
 
-    def words(self, alike: str | None) -> dict[str, object]:
-        """Returns the words as the page's script reads them; alike: "codes", "queries" or None."""
-        verbs = self.verbs | ({} if alike is None else {"alike": f"has {alike} like"})
-        return {"map": self.name, "verbs": verbs, "legends": self.legends | _ALIKE}
+
+_ATTENTION = MapKind("attention", "attn.hook_pattern", ("attn.hook_q", "attn.hook_k"))
+KINDS = {
+    "mssa": _ATTENTION,
+    "self": _ATTENTION,
+    "tssa": MapKind("membership", "attn.hook_pi", ("attn.hook_u",)),
+    "cbsa": MapKind("shared", "attn.hook_contract", ("attn.hook_u",)),
+}
 
 
 def map_kind(model: HookedModel) -> MapKind:
     """Returns what the maps of a model's heads are."""
     return KINDS[model.cfg.facts["attention"]]
-
-
-_ALIKE = {"alike": "Below each head: the largest cosine to another token."}
-_SHARES = "Below each head: the largest share \u00b7 the effective number of tokens, at most #."
-_ATTENTION = MapKind(
-    "attention",
-    "attn.hook_pattern",
-    ("attn.hook_q", "attn.hook_k"),
-    {"to": "attends to", "from": "is attended by"},
-    {
-        "to": _SHARES,
-        "from": "Below each head: the largest share \u00b7 the sum \u03a3, on average 1.",
-    },
-)
-KINDS = {
-    "mssa": _ATTENTION,
-    "self": _ATTENTION,
-    "tssa": MapKind(
-        "membership",
-        "attn.hook_pi",
-        ("attn.hook_u",),
-        {"to": "belongs to"},
-        {"to": "Below each head: the largest membership \u00b7 the sum \u03a3 over all tokens. The "
-               "maps are the same whatever you point at."},
-    ),
-    "cbsa": MapKind(
-        "shared",
-        "attn.hook_contract",
-        ("attn.hook_u",),
-        {"to": "shares representatives with", "reads": "has a representative that reads"},
-        {"to": _SHARES, "reads": _SHARES},
-    ),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 If the cache lacks what a panel needs, the page leaves the panel out and says why.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,7 +25,6 @@ from crate_interp.viz.pages.cache_views import activation, model_of
 
 ATOMS, ANSWERS = 16, 5  # how many atoms and next tokens a page stores for each token
 _MASKS, _COMPONENTS, _EDGES = 3, 3, 200
-_TOWERS = ("clipa-visual", "clipa-text")  # towers return features, which are not answers
 
 
 Codes = Float[np.ndarray, "head pos d_head"]
@@ -56,11 +55,6 @@ class View:
     def special(self) -> int:
         """How many tokens come before the patches: 1 (CLS) or 0; 0 for a text."""
         return 0 if self.grid is None else self.model.cfg.n_special
-
-    @property
-    def model_name(self) -> str:
-        """The model's name on the page."""
-        return plain(self.model.cfg.model_name or f"{self.model.cfg.family} model")
 
     def has(self, point: str, layer: int | None = None) -> bool:
         """Tells whether the cache holds a point."""
@@ -101,7 +95,7 @@ class View:
         """Whether the logit lens can read the stream of every layer."""
         last = len(self.model.blocks) - 1
         cached = self.everywhere("hook_resid_pre") and self.has("hook_resid_post", last)
-        answers = self.grid is None and self.model.cfg.family not in _TOWERS
+        answers = self.grid is None and has_answers(self.model)
         return cached and answers and not self.model.training
 
     @cached_property
@@ -130,8 +124,8 @@ def look(cache: CrateCache, inputs: object, sample: int) -> View:
     if not text:
         if model.cfg.n_special > 1:
             raise ValueError(
-                f"the network has {model.cfg.n_special} tokens before its patches, but the page "
-                "has room for CLS only. Use ci.maps.attention(cache, layer) instead."
+                "the page has room for CLS only, but the network has further tokens before its "
+                "patches. Use ci.maps.attention(cache, layer) instead."
             )
         rows, columns = np.array(inputs.shape[2:]) // model.cfg.patch_size
         grid, count = (int(rows), int(columns)), int(rows * columns) + model.cfg.n_special
@@ -142,9 +136,8 @@ def look(cache: CrateCache, inputs: object, sample: int) -> View:
         queries = shape[2] if point == "attn.hook_pattern" else count
         if (len(inputs), count, count) != (shape[0], queries, shape[-1]):
             raise ValueError(
-                f"the cached {point} {list(shape)} does not belong to inputs "
-                f"{list(inputs.shape)}, which have {len(inputs)} samples of {count} tokens. Give "
-                "the inputs that the model was run on, and a cache made without pos_slice."
+                f"the cached {point} {list(shape)} does not belong to inputs {list(inputs.shape)}: "
+                "give the inputs that the model was run on, and a cache made without pos_slice."
             )
     if not 0 <= sample < len(inputs):
         raise ValueError(f"sample={sample!r}: the cache has samples 0 to {len(inputs) - 1}.")
@@ -163,12 +156,9 @@ def _batch(model: Any, inputs: Any) -> Tensor:
     if text and inputs.ndim == 1:
         inputs = inputs[None]
     if not isinstance(inputs, Tensor) or inputs.ndim != (2 if text else 4):
-        shape = list(getattr(inputs, "shape", []))
         wanted = "tokens [batch, pos]" if text else "images [batch, channels, height, width]"
-        raise ValueError(
-            f"inputs must be {wanted}, but got {type(inputs).__name__} {shape}. Give the inputs "
-            "that the model was run on."
-        )
+        got = type(inputs).__name__
+        raise ValueError(f"inputs must be {wanted} that the model was run on, but got {got}.")
     if text:
         check_tokens(inputs, model.cfg, inputs.shape[1])
     return inputs
@@ -191,22 +181,25 @@ def token_texts(model: Any, ids: list[int]) -> list[str]:
     return [visible(name, LONGEST) for name in names]
 
 
+def has_answers(model: HookedModel) -> bool:
+    """Tells whether a model answers with a class or a token; towers return features."""
+    return model.cfg.family not in ("clipa-visual", "clipa-text") and model.has_logits
+
+
 def answer(view: View) -> tuple[str, float] | None:
     """Returns the likeliest class or next token with its probability, or None if unknown."""
-    if view.model.cfg.family in _TOWERS or not view.model.has_logits:
+    if not has_answers(view.model):
         return None
-    if view.grid is None:
-        if not view.has_lens:
-            return None
-        places, shares = view.lens
-        (name,) = token_texts(view.model, [int(places[-1, -1, 0])])
-        return name.replace("\n", "\u21b5") or "\u2205", float(shares[-1, -1, 0])
-    if not view.has("hook_pooled"):
+    if view.grid is None and view.has_lens:
+        best, share = (each[-1, -1, 0] for each in view.lens)
+    elif view.grid is not None and view.has("hook_pooled"):
+        pooled = view.cache.at("hook_pooled")[view.sample].detach()
+        shares = (pooled @ view.model.W_U + view.model.b_U).detach().float().softmax(dim=-1)
+        share, best = shares.max(dim=-1)
+    else:
         return None
-    pooled = view.cache.at("hook_pooled")[view.sample].detach()
-    shares = (pooled @ view.model.W_U + view.model.b_U).detach().float().softmax(dim=-1)
-    best = int(shares.argmax())
-    return answer_names(view, [best])[best], float(shares[best])
+    name = answer_names(view, [int(best)])[int(best)]
+    return name.replace("\n", "\u21b5") or "\u2205", float(share)
 
 
 def answer_names(view: View, numbers: Sequence[int]) -> dict[int, str]:
@@ -273,23 +266,6 @@ def overlays(view: View) -> list[dict[str, Any]] | None:
     return overlays
 
 
-def left_out(view: View) -> Iterator[tuple[str, str]]:
-    """Yields each part that the page does not show, and the reason."""
-    if not view.has_codes:
-        what = "Similar codes" if view.grid is None else "Similar codes, masks and components"
-        yield what, f"the cache lacks {view.kind.codes[0]}"
-    if not view.everywhere("mlp.hook_post"):
-        none = view.model.cfg.attn_only
-        yield "Atoms", "its layers are attention alone" if none else "the cache lacks mlp.hook_post"
-    if view.model.cfg.family in _TOWERS or not view.model.has_logits:
-        return
-    if view.grid is None and not view.has_lens:
-        lacks = "the cache lacks hook_resid_pre, or the last hook_resid_post"
-        yield "The logit lens", "call model.eval() first" if view.model.training else lacks
-    if view.grid is not None and not view.has("hook_pooled"):
-        yield "The model's answer", "the cache lacks hook_pooled"
-
-
 def circuit_data(circuit: Circuit | None, model: HookedModel) -> dict[str, Any] | None:
     """Returns a circuit's nodes with their columns, and its largest edges; None without a circuit.
 
@@ -305,10 +281,7 @@ def circuit_data(circuit: Circuit | None, model: HookedModel) -> dict[str, Any] 
         layer, kind = place_of(name)
         number = number_of(name) if name.startswith("L") else None
         if number is not None and (layer >= layers or number >= sizes[kind]):
-            raise ValueError(
-                f"the circuit has {name}, but the model has {layers} layers of {sizes[0]} heads "
-                f"and {sizes[1]} atoms. Give a circuit of this model."
-            )
+            raise ValueError(f"the circuit has {name}, but the model does not.")
         place = layers if layer == LAST else layer
         nodes.append({"name": name, "layer": place, "kind": kind, "number": number})
     lines = [[edge.source, edge.target, float(edge.weight)] for edge in largest.edges]

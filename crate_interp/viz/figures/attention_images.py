@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from crate_interp.core.safe_text import plain
@@ -15,28 +17,12 @@ from crate_interp.models.preprocess import displayable
 from crate_interp.probes import maps
 from crate_interp.probes.segmentation_probe import head_maps, points_of
 from crate_interp.viz.figures.canvas import PAGE, SMALL, TITLE, as_written, panels, set_title
-from crate_interp.viz.pages.cache_views import numbers
+from crate_interp.viz.pages.cache_views import model_of, numbers
 from crate_interp.viz.pages.page import Html, image_uri, map_tile
-
-if TYPE_CHECKING:
-    import matplotlib.axes
-    import matplotlib.figure
-
 
 _PANEL = 1.05  # inches
 
-# kind of attention -> what a patch has, and the page's words on how it is made
-_OF_OTHERS = {
-    "tssa": (
-        "membership",
-        "Memberships: how far a patch belongs to the subspace of each head, from 0 to 1. They sum "
-        "to 1 over the heads, and are the same for every query",
-    ),
-    "cbsa": (
-        "share",
-        "Rows of A^T A divided by their sums: how far two tokens share their representatives",
-    ),
-}
+_SHARE = {"tssa": "membership"}  # kind of attention -> what a patch has, if it is not a share
 
 Query = int | tuple[int, int]  # the number of a token (0 is CLS), or (row, column) of a patch
 
@@ -47,10 +33,10 @@ def attention_on_image(
     images: Float[Tensor, "batch channels height width"],
     query: Query = 0,
     *,
-    ax: "matplotlib.axes.Axes | None" = None,
+    ax: Axes | None = None,
     title: str | None = None,
     dpi: float | None = None,
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Returns a matplotlib Figure with a row for each image: the image, then each head's attention.
 
     A model without a pattern shows the maps that `ci.maps.attention` gives: memberships in ToST.
@@ -100,7 +86,7 @@ def attention_on_image(
 def _title(cache: CrateCache, layer: int, query: Query, patches: int) -> str:
     """Returns the title of a figure, which says what the numbers below the maps are."""
     cfg, layers = cache.model.cfg, len(cache.model.blocks)
-    share = _OF_OTHERS.get(cfg.facts["attention"], ("share", ""))[0]
+    share = _SHARE.get(cfg.facts["attention"], "share")
     of_cls = f"; CLS: the {share} of CLS" if cfg.n_special else ""
     return (
         f"{map_heading(cache.model, query)}, layer {layer % layers} of 0 to {layers - 1} "
@@ -158,9 +144,8 @@ def maps_on(
     count = height * width + cache.model.cfg.n_special
     if (shape[0], shape[-1 if whole else 1]) != (len(images), count):
         raise ValueError(
-            f"the cached {point} {list(shape)} does not belong to images {list(images.shape)}, "
-            f"which are {len(images)} images of {count} tokens. Give the images that the model was "
-            "run on: _, cache = model.run_with_cache(images)."
+            f"the cached {point} {list(shape)} does not belong to images {list(images.shape)}: "
+            "give the images of _, cache = model.run_with_cache(images)."
         )
     values = maps.attention(cache, layer, grid=(int(height), int(width)), **options)
     return values.float().cpu().numpy()
@@ -187,21 +172,21 @@ def head_grid(
     Raises ValueError or KeyError as `ci.maps.attention` does, and ValueError if the cache is not of
     these images or `layers` are not layers of the model.
     """
-    model = cache.model
-    if model.towers:
-        raise ValueError("a CLIP is two models. Give the cache of its image tower, cache.visual.")
+    model = model_of(cache)
     chosen = list(dict.fromkeys(numbers("layers", layers, len(model.blocks))))
     every = [  # of each layer, [batch, head, h, w]
         maps_on(cache, layer, images, query=query, scaled=scaled, cls_key=cls_key)
         for layer in chosen
     ]
     grid = every[0].shape[2:]
-    what, how = _OF_OTHERS.get(model.cfg.facts["attention"], ("attention", None))
+    kind = model.cfg.facts["attention"]
+    plain_attention = kind not in ("tssa", "cbsa")
+    what = "attention" if plain_attention else _SHARE.get(kind, "share")
     special = model.cfg.n_special
     even = even_share(model, grid[0] * grid[1] + (special if cls_key else 0))
     finding, first = _finding(every, chosen, even, what)
     heading = map_heading(model, query)
-    name = model.cfg.model_name or ("Attention" if how is None else model.cfg.family)
+    name = model.cfg.model_name or ("Attention" if plain_attention else model.cfg.family)
     title = f"{name}: {heading[0].lower()}{heading[1:]}"
     return Html.of(
         "heads.html",
@@ -209,7 +194,7 @@ def head_grid(
         finding=finding,
         first=first,
         what=what,
-        how=how,
+        kind=kind,
         special=special,
         scaled=scaled,
         cls_key=cls_key,

@@ -1,14 +1,16 @@
 """Figures of a statistic: by layer, beside untrained networks, and along training."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from crate_interp.core import checks
 from crate_interp.probes import built_in
-from crate_interp.results.result import Result
 from crate_interp.stats.intervals import LEVEL
 from crate_interp.sweeps.findings import Change
 from crate_interp.sweeps.layer_curves import Curve, baseline, chance, curve
@@ -16,11 +18,6 @@ from crate_interp.sweeps.result import SweepResult
 from crate_interp.training.watch_result import WatchResult
 from crate_interp.viz.figures import canvas
 from crate_interp.viz.figures.canvas import CHANCE, SHUFFLED, TRAINED, UNTRAINED, line
-
-if TYPE_CHECKING:
-    import matplotlib.axes
-    import matplotlib.figure
-
 
 # CRATE-S on ImageNet validation, read off figure 3 of arXiv 2306.01129 (no table was published).
 # The paper's layers 1 to 12 are layers 0 to 11 here. The figure shows the fraction of non-zeros;
@@ -50,10 +47,10 @@ def layers(
     labels: Sequence[str] | None = None,
     *,
     shuffled: Sequence[SweepResult] | None = None,
-    ax: "matplotlib.axes.Axes | None" = None,
+    ax: Axes | None = None,
     title: str | None = None,
     dpi: float | None = None,
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Returns a matplotlib Figure of "probe.statistic" by layer, for one result or several.
 
     A line is the mean over samples, and its band is the 95 % interval of this mean by Student's t;
@@ -75,30 +72,9 @@ def layers(
     """
     results = [result] if isinstance(result, SweepResult) else list(result)
     names = _labels(results, labels)
-    drawn = [curve(one, statistic) for one in results]
     figure, axes = canvas.canvas(ax, 2.1, dpi)
-    looks = zip([TRAINED] if len(drawn) == 1 else _viridis(len(drawn)), cycle(_MARKERS))
-    for one, name, (colour, marker) in zip(drawn, names, looks, strict=False):
-        _draw(axes, one, name, colour, marker, with_heads=len(drawn) == 1)
-    _draw_band_label(axes, drawn, results)
-    for kind, others in (("untrained", untrained), ("shuffled", shuffled)):
-        random = baseline(others, statistic)
-        if random is not None and random.shape[1] != len(drawn[0].layers):
-            raise ValueError(
-                f"{kind} has {random.shape[1]} layers of {statistic!r}, but the result "
-                f"{len(drawn[0].layers)}. Give {kind} networks of the same depth."
-            )
-        _draw_random(axes, drawn[0].layers, kind, random)
-    if any(is_crate_s(one.meta["config"]) for one in results) and statistic in PUBLISHED:
-        values, spread = PUBLISHED[statistic]
-        words = f"CRATE-S, ImageNet val, read off a figure, ± {spread:g}"
-        ends = np.array(values) - spread, np.array(values) + spread
-        look: Any = {"color": "#777777", "ls": (0, (6, 1.5, 1, 1.5)), "marker": "x", "lw": 1.0}
-        line(axes, range(len(values)), np.array(values), ends, label=words, **look)
-    _draw_chance(axes, results, statistic, drawn[0])
-    axes.set_ylabel(canvas.axis_label(results[0], statistic), fontsize=canvas.TEXT)
-    canvas.set_layers(axes)
-    axes.set_xlabel("layer", fontsize=canvas.TEXT)
+    _draw(axes, results, names, statistic, {"untrained": untrained, "shuffled": shuffled})
+    canvas.set_layers(axes, canvas.axis_label(results[0], statistic))
     words = built_in.statistic(results[0].meta, statistic).title
     return canvas.finished(figure, [axes], ax, title, words)
 
@@ -109,10 +85,10 @@ def beside(
     second: SweepResult,
     other: str,
     *,
-    ax: "matplotlib.axes.Axes | None" = None,
+    ax: Axes | None = None,
     title: str | None = None,
     dpi: float | None = None,
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Returns a matplotlib Figure of two statistics by layer, one above the other.
 
     For example, `linear.accuracy` of a linear probe is drawn above `compression.subspace_rate_mid`
@@ -120,23 +96,19 @@ def beside(
     title: "" removes both titles, any other text is put above the upper panel. Raises ValueError if
     a result lacks its statistic.
     """
-    results, wanted = (first, second), (statistic, other)
-    drawn = [curve(one, name) for one, name in zip(results, wanted, strict=True)]
     figure, rows = canvas.two_panels(ax, dpi)
-    for axes, one, result, name in zip(rows, drawn, results, wanted, strict=True):
-        (model,) = _labels([result], None)
-        _draw(axes, one, model, TRAINED, "o", with_heads=True)
-        _draw_band_label(axes, [one], [result])
-        _draw_chance(axes, [result], name, one)
+    panels = list(zip(rows, (first, second), (statistic, other), strict=True))
+    drawn = [_draw(axes, [one], _labels([one], None), name) for axes, one, name in panels]
+    every = np.concatenate([one.layers for one in drawn])
+    for axes, result, name in panels:
         if name == "linear.accuracy":
-            permuted = curve(result, "linear.permuted").mean
-            axes.plot(one.layers, permuted, color=CHANCE, ls="-.", lw=1, label="permuted labels")
-        axes.set_ylabel(canvas.axis_label(result, name, line=22), fontsize=canvas.TEXT)
-        canvas.set_layers(axes, np.concatenate([curve.layers for curve in drawn]))
+            permuted = curve(result, "linear.permuted")
+            look: Any = {"color": CHANCE, "ls": "-.", "lw": 1, "label": "permuted labels"}
+            axes.plot(permuted.layers, permuted.mean, **look)
+        xlabel = "layer" if axes is rows[1] else ""
+        canvas.set_layers(axes, canvas.axis_label(result, name, line=22), xlabel, every)
         words = built_in.statistic(result.meta, name).title
         canvas.set_title(axes, title if axes is rows[0] or title == "" else None, words)
-    rows[0].tick_params(labelbottom=False)
-    rows[1].set_xlabel("layer", fontsize=canvas.TEXT)
     return canvas.finished(figure, rows, ax, "", "")
 
 
@@ -154,32 +126,55 @@ def _labels(results: list[SweepResult], labels: Sequence[str] | None) -> list[st
 
 def _viridis(count: int) -> Any:
     """Returns colours from dark to light, which differ in print too."""
-    import matplotlib
-
     return matplotlib.colormaps["viridis"](np.linspace(0, 0.85, count))
 
 
 def _draw(
-    axes: Any, drawn: Curve, name: str, colour: Any, marker: str, *, with_heads: bool
-) -> None:
-    """Draws a curve and the interval of its mean."""
-    if drawn.heads is not None and with_heads:
-        axes.plot(drawn.layers, drawn.heads, color=colour, lw=0.6, alpha=0.6)
-        axes.plot([], [], color=colour, lw=0.6, alpha=0.6, label="one head each")
-    words = f"{name}, mean over heads" if drawn.heads is not None else name
-    band = (drawn.low, drawn.high)
-    line(axes, drawn.layers, drawn.mean, band, label=words, color=colour, marker=marker)
+    axes: Any,
+    results: list[SweepResult],
+    names: list[str],
+    statistic: str,
+    random: Mapping[str, Sequence[SweepResult] | None] | None = None,
+) -> Curve:
+    """Draws a curve for each result, with what stands beside them; returns the first.
 
-
-def _draw_band_label(axes: Any, drawn: list[Curve], results: list[SweepResult]) -> None:
-    """Adds to the legend what the bands mean, and the number of samples behind them."""
+    random: results of networks with random weights, by the kind of these weights.
+    """
+    drawn = [curve(one, statistic) for one in results]
+    first, alone = drawn[0], len(drawn) == 1
+    looks = zip([TRAINED] if alone else _viridis(len(drawn)), cycle(_MARKERS))
+    for one, name, (colour, marker) in zip(drawn, names, looks, strict=False):
+        if one.heads is not None and alone:
+            axes.plot(one.layers, one.heads, color=colour, lw=0.6, alpha=0.6)
+            axes.plot([], [], color=colour, lw=0.6, alpha=0.6, label="one head each")
+        words = f"{name}, mean over heads" if one.heads is not None else name
+        band = (one.low, one.high)
+        line(axes, one.layers, one.mean, band, label=words, color=colour, marker=marker)
     banded = [one.n for one in drawn if not np.isnan(one.low).all()]
     if banded:
         low, high = min(banded), max(banded)
         count = f"{high:,}" if low == high else f"{low:,} to {high:,}"
         words = f"95 % interval of the mean, n = {count} {canvas.label(results[0].meta['unit'])}"
-        colour = TRAINED if len(drawn) == 1 else "#888888"
+        colour = TRAINED if alone else "#888888"
         axes.fill_between([], [], [], color=colour, alpha=0.3, lw=0, label=words)
+    for kind, others in (random or {}).items():
+        means = baseline(others, statistic)
+        if means is not None and means.shape[1] != len(first.layers):
+            raise ValueError(
+                f"{kind} has {means.shape[1]} layers of {statistic!r}, but the result "
+                f"{len(first.layers)}. Give {kind} networks of the same depth."
+            )
+        _draw_random(axes, first.layers, kind, means)
+    if any(is_crate_s(one.meta["config"]) for one in results) and statistic in PUBLISHED:
+        values, spread = PUBLISHED[statistic]
+        words = f"CRATE-S, ImageNet val, read off a figure, ± {spread:g}"
+        ends = np.array(values) - spread, np.array(values) + spread
+        look: Any = {"color": "#777777", "ls": (0, (6, 1.5, 1, 1.5)), "marker": "x", "lw": 1.0}
+        line(axes, range(len(values)), np.array(values), ends, label=words, **look)
+    level = chance(results, statistic)
+    if level is not None:
+        axes.plot(first.layers, level[1], color=CHANCE, ls=":", lw=1.5, label=level[0])
+    return first
 
 
 def _draw_random(axes: Any, layers: Any, kind: str, random: np.ndarray | None) -> None:
@@ -193,20 +188,14 @@ def _draw_random(axes: Any, layers: Any, kind: str, random: np.ndarray | None) -
         line(axes, layers, random.mean(axis=0), band, label=words, lw=1.5, **look)
 
 
-def _draw_chance(axes: Any, results: list[SweepResult], statistic: str, drawn: Curve) -> None:
-    level = chance(results, statistic)
-    if level is not None:
-        axes.plot(drawn.layers, level[1], color=CHANCE, ls=":", lw=1.5, label=level[0])
-
-
 def steps(
-    result: Result,
+    result: WatchResult,
     statistic: str,
     *,
-    ax: "matplotlib.axes.Axes | None" = None,
+    ax: Axes | None = None,
     title: str | None = None,
     dpi: float | None = None,
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Returns a matplotlib Figure of "probe.statistic" by training step, a line for each layer.
 
     A line is the mean over samples; for a statistic per head, it is also the mean over heads. A
@@ -216,8 +205,6 @@ def steps(
     ax, title and dpi are as in `ci.viz.layers`. Raises ValueError if the result lacks the
     statistic.
     """
-    if not isinstance(result, WatchResult):
-        raise ValueError(f"got a {type(result).__name__}. Give the result of watch.result().")
     checks.one_of("statistic", statistic, result.meta["statistics"])
     probe, name = statistic.split(".")
     tables: Any = [result.table(kind) for kind in ("layers", "heads", "changes")]
@@ -240,17 +227,14 @@ def steps(
         look: Any = {"mfc": "none", "mec": "#b00020", "ms": 7}
         look["label"] = f"the course changes (p at most {LEVEL:g})"
         axes.plot(turns["step"].to_numpy(int), heights, "o", **look)
-    axes.set_ylabel(canvas.axis_label(result, statistic), fontsize=canvas.TEXT)
-    axes.set_xlabel("updates", fontsize=canvas.TEXT)
-    canvas.set_frame(axes)
-    axes.margins(x=0.03)
+    canvas.set_layers(axes, canvas.axis_label(result, statistic), "updates")
     words = built_in.statistic(result.meta, statistic).title
     return canvas.finished(figure, [axes], ax, title, f"{words}, along training")
 
 
 def change_at_attention(
     step: Change, untrained: Sequence[Change], shuffled: Sequence[Change]
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Returns a matplotlib Figure of the change of R^c at attention in per cent, by layer."""
     figure, axes = canvas.canvas(None, 2.1, None)
     axes.plot(step.layers, np.zeros(len(step.layers)), color=CHANCE, ls=":", label="no change")
@@ -258,10 +242,7 @@ def change_at_attention(
         random = 100 * np.stack([one.change for one in others]) if others else None
         _draw_random(axes, step.layers, kind, random)
     band = 100 * step.low, 100 * step.high
-    line(
-        axes, step.layers, 100 * step.change, band, label="this network", color=TRAINED, marker="o"
-    )
-    axes.set_ylabel("change of R^c (%)", fontsize=canvas.TEXT)
-    canvas.set_layers(axes)
-    axes.set_xlabel("layer", fontsize=canvas.TEXT)
+    look: Any = {"label": "this network", "color": TRAINED, "marker": "o"}
+    line(axes, step.layers, 100 * step.change, band, **look)
+    canvas.set_layers(axes, "change of R^c (%)")
     return canvas.finished(figure, [axes], None, "", "")

@@ -3,19 +3,21 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import ScaledTranslation
 from numpy.typing import ArrayLike
 
 from crate_interp.core.safe_text import plain
 from crate_interp.probes.built_in import statistic
 from crate_interp.results.result import Result
-
-if TYPE_CHECKING:
-    import matplotlib.axes
-    import matplotlib.figure
 
 # lines in these colours are legible on white; styles/colours.css has the colours of pages
 INK = "#0a0b0c"
@@ -23,13 +25,16 @@ TRAINED = "#1f66a3"
 UNTRAINED = "#a8500f"
 CHANCE = "#59616a"
 SHUFFLED = "#75409c"
-# colour of a figure -> its replacement in the SVG of a page, in a light or dark scheme
+CARD = "#f4f6f8"
+# colour of a figure -> its replacement in the SVG of a page, in a light or dark scheme; a notebook
+# lacks a page's colours, so that the others, which are legible on light and on dark, stand in
 ON_A_PAGE = {
     INK: "currentColor",
-    TRAINED: "var(--accent)",
-    UNTRAINED: "var(--other)",
-    CHANCE: "var(--muted)",
-    SHUFFLED: "var(--third)",
+    TRAINED: "var(--accent, #3a86c8)",
+    UNTRAINED: "var(--other, #c8702c)",
+    CHANCE: "var(--muted, currentColor)",
+    SHUFFLED: "var(--third, #9a6cc0)",
+    CARD: "var(--card, rgba(127, 127, 127, 0.12))",
 }
 
 LONGEST = 48  # characters of a name; more do not fit next to a figure
@@ -40,21 +45,31 @@ _DPI = 200
 _LINE = 42  # characters of a title on one line
 
 
+class NotebookFigure(Figure):
+    """A figure that a notebook shows, without a magic, if it is the last line of a cell.
+
+    IPython knows how to show matplotlib's own figures only once pyplot is imported, or after
+    `%matplotlib inline`. Then it uses its own way of showing them in place of this one.
+    """
+
+    def _repr_png_(self) -> bytes:
+        file = BytesIO()
+        self.savefig(file, format="png", bbox_inches="tight")
+        return file.getvalue()
+
+
 def label(text: object) -> str:
     """Returns a text as a figure shows it: on one line, cut if it is long."""
     return plain(text, LONGEST)
 
 
-def as_written(figure: Any, *own: object) -> Any:
+def as_written(figure: Figure, *own: object) -> Figure:
     r"""Returns a figure whose words are never read as formulas, by matplotlib or by LaTeX.
 
     Names may come from unknown files, and drawing a name such as "$\nonsense$" would raise. Tick
     labels are matplotlib's own and stay unchanged. own: the Axes that were drawn into, if the
     figure belongs to the caller; the rest of the figure then stays unchanged.
     """
-    from matplotlib.axes import Axes
-    from matplotlib.legend import Legend
-
     texts = [] if own else list(figure.texts)
     roots: Any = own or (figure,)
     for root in roots:
@@ -76,7 +91,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def canvas(ax: object, height: float, dpi: float | None) -> tuple["matplotlib.figure.Figure", Any]:
+def canvas(ax: object, height: float, dpi: float | None) -> tuple[Figure, Any]:
     """Returns the figure and the Axes to draw into: the caller's, or new ones.
 
     Raises ValueError if `ax` is no matplotlib Axes.
@@ -93,7 +108,7 @@ def panels(
     size: tuple[float, float],
     gap: tuple[float, float],
     dpi: float | None,
-) -> tuple["matplotlib.figure.Figure", list[list[Any]]]:
+) -> tuple[Figure, list[list[Any]]]:
     """Returns a figure and its panels, row by row; if the caller gives Axes, they hold all panels.
 
     shape: rows and columns. size: width and height of a new figure. gap: the space between rows and
@@ -112,18 +127,15 @@ def panels(
     return figure, [[own.inset_axes((left, foot, wide, high)) for left in lefts] for foot in feet]
 
 
-def two_panels(ax: object, dpi: float | None) -> tuple["matplotlib.figure.Figure", list[Any]]:
+def two_panels(ax: object, dpi: float | None) -> tuple[Figure, list[Any]]:
     """Returns a figure and two panels, one above the other, as `panels` does."""
-    figure, grid = panels(ax, (2, 1), (WIDTH, 3.5), (0.3, 0.0), dpi)
-    return figure, [row[0] for row in grid]
+    figure, ((above,), (below,)) = panels(ax, (2, 1), (WIDTH, 3.5), (0.3, 0.0), dpi)
+    above.tick_params(labelbottom=False)
+    return figure, [above, below]
 
 
-def _figure(ax: object, size: tuple[float, float], dpi: float | None) -> "matplotlib.figure.Figure":
+def _figure(ax: object, size: tuple[float, float], dpi: float | None) -> Figure:
     # not pyplot: a library must neither choose a backend nor keep figures open
-    from matplotlib.axes import Axes
-
-    from crate_interp.viz.figures.notebook_figure import NotebookFigure
-
     if ax is None:
         return NotebookFigure(figsize=size, dpi=dpi or _DPI, layout="constrained")
     if not isinstance(ax, Axes):
@@ -138,7 +150,7 @@ def _figure(ax: object, size: tuple[float, float], dpi: float | None) -> "matplo
     return figure
 
 
-def set_title(axes: Any, title: str | None, words: str, pad: int = 6) -> None:
+def set_title(axes: Axes, title: str | None, words: str, pad: int = 6) -> None:
     """Writes a title `pad` points above the Axes: `title`, or `words` if `title` is None.
 
     If `title` is "", nothing is written.
@@ -148,10 +160,8 @@ def set_title(axes: Any, title: str | None, words: str, pad: int = 6) -> None:
         axes.set_title(fill(text, _LINE), fontsize=TITLE, pad=pad)
 
 
-def set_legend(figure: Any, rows: list[Any], own: bool) -> None:
+def set_legend(figure: Figure, rows: list[Any], own: bool) -> None:
     """Adds one legend for all Axes: below a new figure, or below the last of a caller's Axes."""
-    from matplotlib.transforms import ScaledTranslation
-
     named = {
         words: handle
         for axes in rows
@@ -170,9 +180,7 @@ def set_legend(figure: Any, rows: list[Any], own: bool) -> None:
     figure.legend(named.values(), named.keys(), **place, **look)
 
 
-def finished(
-    figure: "matplotlib.figure.Figure", rows: list[Any], ax: object, title: str | None, words: str
-) -> "matplotlib.figure.Figure":
+def finished(figure: Figure, rows: list[Any], ax: object, title: str | None, words: str) -> Figure:
     """Adds the title above the first Axes and the legend below the last, and returns the figure.
 
     rows: the Axes that were drawn into. ax: the caller's Axes, or None. title, words: as in
@@ -184,7 +192,7 @@ def finished(
 
 
 def line(
-    axes: "matplotlib.axes.Axes",
+    axes: Axes,
     x: ArrayLike,
     mean: ArrayLike,
     band: Sequence[ArrayLike] | None = None,
@@ -203,23 +211,25 @@ def line(
         axes.fill_between(x, low, high, color=color, alpha=0.22, lw=0, label=band_label)
 
 
-def set_layers(axes: "matplotlib.axes.Axes", layers: np.ndarray | None = None) -> None:
-    """Numbers the layers below the Axes with whole numbers, and draws the frame.
+def set_layers(
+    axes: Axes,
+    ylabel: str = "",
+    xlabel: str = "layer",
+    layers: np.ndarray | None = None,
+    size: float = TEXT,
+) -> None:
+    """Names the axes, numbers layers or steps with whole numbers, and draws the frame and a grid.
 
-    layers: what the axis holds from end to end; None leaves that to the lines.
+    layers: what the axis below holds from end to end; None leaves that to the lines. size: of the
+    label on the left.
     """
-    from matplotlib.ticker import MaxNLocator
-
+    axes.set_ylabel(ylabel, fontsize=size)
+    axes.set_xlabel(xlabel, fontsize=TEXT)
     axes.tick_params(labelsize=SMALL)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(x=0.03)
     if layers is not None:
         axes.set_xlim(layers.min() - 0.2, layers.max() + 0.2)
-    set_frame(axes)
-
-
-def set_frame(axes: "matplotlib.axes.Axes") -> None:
-    """Draws a grid, and a frame without its upper and right sides."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
 

@@ -1,27 +1,27 @@
 """Circuits as figures for papers: heads in columns; an attribution graph, layers upwards."""
 
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch, PathPatch
+from matplotlib.path import Path
+from matplotlib.transforms import Affine2D
 
-from crate_interp.circuits.circuit import BOX, LAST, Circuit, bend, layout, place_of
+from crate_interp.circuits.circuit import LAST, Circuit, place_of
 from crate_interp.circuits.graphs.result import BIAS, EMBEDDING, TARGET, AttributionGraph
 from crate_interp.core import checks
 from crate_interp.core.pictures import decoded
 from crate_interp.core.safe_text import plain
 from crate_interp.viz.figures import canvas
-from crate_interp.viz.figures.canvas import CHANCE, INK, SMALL, TRAINED, UNTRAINED
+from crate_interp.viz.figures.canvas import CARD, CHANCE, INK, SMALL, TRAINED, UNTRAINED
 
-if TYPE_CHECKING:
-    import matplotlib.axes
-    import matplotlib.figure
-
-_ABOVE, _BELOW, _INK, _CARD = "#1f66a3", "#b8601f", "#1a1d20", "#f4f6f8"
+WIDE, TALL, BOX = 120, 40, (72, 24)  # distance of columns, distance of rows, size of a node
 _INCHES = 1 / 108  # inches per unit of the layout, which makes six columns 6.2 inches wide
 _SIGNS = 38  # characters that fit on a title line of the narrowest figure
-_BELOW_NODES = 10  # room for two lines of words below the nodes
 
 _EDGES = 4  # of a graph: edges for each node, the largest
 _LEAN, _DEPTH = 0.4, 0.66  # of a sheet: to the right, and upwards
@@ -32,10 +32,10 @@ Spots = dict[str, tuple[float, float]]
 def circuit(
     circuit: Circuit,
     *,
-    ax: "matplotlib.axes.Axes | None" = None,
+    ax: Axes | None = None,
     title: str | None = None,
     dpi: float | None = None,
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Returns a matplotlib Figure of a circuit, layers from left to right.
 
     A wider edge has a larger weight. Edges with a weight below 0 are orange and dashed. A line of
@@ -43,63 +43,87 @@ def circuit(
     the largest are drawn. ax: the Axes to draw into, instead of a new figure. title: None means the
     circuit's note, "" means no title. dpi: the resolution of the figure.
 
-    Raises ValueError if `circuit` is not a Circuit or has no edges.
+    Raises ValueError if the circuit has no edges.
     """
-    from matplotlib.patches import FancyBboxPatch, PathPatch
-    from matplotlib.path import Path
-
-    if not isinstance(circuit, Circuit) or not circuit.edges:
-        got = "a circuit without edges" if isinstance(circuit, Circuit) else type(circuit).__name__
-        raise ValueError(f"got {got} to draw. Give a ci.circuits.Circuit with edges.")
+    if not circuit.edges:
+        raise ValueError(
+            "got a circuit without edges to draw. Give a ci.circuits.Circuit with edges."
+        )
     shown = circuit.largest()
     places = {name: place_of(name) for name in shown.nodes()}
-    spots, width, height = layout(places, [(edge.source, edge.target) for edge in shown.edges])
-    height += _BELOW_NODES
+    spots, width, height = layout(places)
+    bends = {edge: bend(spots[edge.source], spots[edge.target]) for edge in shown.edges}
+    # an arc rises three quarters of the way to the inner control points of its curve
+    top = min(0.25 * start[1] + 0.75 * inner[1] for start, inner, _, _ in bends.values())
+    top = min(0.0, top - 20)
     figure, axes = canvas.canvas(ax, 1.0, dpi)
     size = 8.0  # points; in the caller's Axes 4 to 8, at which the words fit into the boxes
     if ax is None:
-        figure.set_size_inches(max(3.2, width * _INCHES), max(1.5, height * _INCHES + 0.3))
+        figure.set_size_inches(max(3.2, width * _INCHES), max(1.5, (height - top) * _INCHES + 0.3))
     else:
         inches = ax.get_window_extent().width / figure.dpi
         size = min(8.0, max(4.0, 8.0 * inches / (width * _INCHES)))
     largest = max(abs(edge.weight) for edge in shown.edges)
     for edge in sorted(shown.edges, key=lambda edge: abs(edge.weight)):
         share = abs(edge.weight) / (largest or 1.0)
-        bent = bend(spots[edge.source], spots[edge.target])
         look: Any = {"lw": 0.6 + 2.9 * share, "alpha": 0.5 + 0.5 * share, "fc": "none", "zorder": 1}
-        look |= {"ec": _BELOW, "ls": "--"} if edge.weight < 0 else {"ec": _ABOVE}
-        axes.add_patch(PathPatch(Path(bent, [Path.MOVETO, *[Path.CURVE4] * 3]), **look))
-    below: Any = {"ha": "center", "va": "bottom", "fontsize": size - 1, "color": _INK}
-    box: Any = {"boxstyle": "round,pad=4,rounding_size=6", "fc": _CARD, "ec": _INK, "lw": 0.8}
+        look |= {"ec": UNTRAINED, "ls": "--"} if edge.weight < 0 else {"ec": TRAINED}
+        axes.add_patch(PathPatch(Path(bends[edge], [Path.MOVETO, *[Path.CURVE4] * 3]), **look))
+    below: Any = {"ha": "center", "va": "bottom", "fontsize": size - 1, "color": INK}
+    box: Any = {"boxstyle": "round,pad=4,rounding_size=6", "fc": CARD, "ec": INK, "lw": 0.8}
     for name, (x, y) in spots.items():
         corner = (x + 4, y + 4)
         axes.add_patch(FancyBboxPatch(corner, BOX[0] - 8, BOX[1] - 8, zorder=2, **box))
         middle = (x + BOX[0] / 2, y + BOX[1] / 2)
-        axes.text(*middle, name, ha="center", va="center", fontsize=size, color=_INK, zorder=3)
+        axes.text(*middle, name, ha="center", va="center", fontsize=size, color=INK, zorder=3)
     for (layer, atoms), x in {places[name]: spot[0] for name, spot in spots.items()}.items():
         if -1 < layer < LAST:
             words = "atoms of " * atoms + f"layer {layer}"
             axes.text(x + BOX[0] / 2, height - 22, words, **below)
-    axes.set(xlim=(0, width), ylim=(height, 0), aspect="equal")
+    axes.set(xlim=(0, width), ylim=(height, top), aspect="equal")
     axes.set_axis_off()
     note = shown.note or f"Circuit of {len(places)} nodes"
     words = fill(plain(note if title is None else title, 120), max(_SIGNS, width // 8))
     if words:
-        axes.set_title(words, fontsize=9, color=_INK)
+        axes.set_title(words, fontsize=9, color=INK)
     dashed = any(edge.weight < 0 for edge in shown.edges)
     scale = f"widest edge: {largest:.2g}" + "; dashed: below 0" * dashed
     axes.text(width / 2, height - 2, scale, **below)
     return canvas.as_written(figure, *([] if ax is None else [axes]))
 
 
+def layout(places: dict[str, tuple[int, int]]) -> tuple[Spots, int, int]:
+    """Returns the upper left corner of each node, and the width and height of the drawing."""
+    every = sorted(set(places.values()))
+    columns = [[name for name in places if places[name] == place] for place in every]
+    most = max(map(len, columns))
+    spots = {
+        name: (20.0 + column * WIDE, 30 + (row + (most - len(names)) / 2) * TALL)
+        for column, names in enumerate(columns)
+        for row, name in enumerate(names)
+    }
+    return spots, 40 + (len(columns) - 1) * WIDE + BOX[0], 70 + (most - 1) * TALL + BOX[1]
+
+
+def bend(start: tuple[float, float], end: tuple[float, float]) -> list[tuple[float, float]]:
+    """Returns the four points of the cubic curve from one node's right side to another's left."""
+    x0, y0 = start[0] + BOX[0], start[1] + BOX[1] / 2
+    x1, y1 = end[0], end[1] + BOX[1] / 2
+    if start[1] == end[1] and x1 - x0 > WIDE:  # an arc around the nodes in between
+        y = y0 - BOX[1] * (1 + 0.15 * (x1 - x0) ** 0.5)
+        return [(x0, y0), (x0 + 40, y), (x1 - 40, y), (x1, y1)]
+    x = (x0 + x1) / 2
+    return [(x0, y0), (x, y0), (x, y1), (x1, y1)]
+
+
 def graph_figure(
     graph: AttributionGraph,
     *,
     most: int = 40,
-    ax: "matplotlib.axes.Axes | None" = None,
+    ax: Axes | None = None,
     title: str | None = None,
     dpi: float | None = None,
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Returns a matplotlib Figure of the nodes of a graph with the largest influence.
 
     Layers go upwards from the embeddings to the answer. Tokens stand in columns, in their order;
@@ -109,10 +133,8 @@ def graph_figure(
     dashed below 0; edges that one head carries more than the skip connection does are black.
 
     most: how many codes to draw; of an image, as many of each layer. ax, title, dpi: as
-    in `ci.viz.layers`. Raises ValueError for anything but a graph.
+    in `ci.viz.layers`.
     """
-    if not isinstance(graph, AttributionGraph):
-        raise ValueError(f"got {type(graph).__name__}: give the graph that ci.graph returns.")
     nodes, edges = _largest(graph, checks.count("most", most))
     figure, axes = canvas.canvas(ax, 1.0, dpi)
     on_sheets = not graph.table("picture").empty
@@ -155,20 +177,18 @@ def _largest(graph: AttributionGraph, most: int) -> tuple[Any, Any]:
     known = {*codes["node"], *ends["node"]}
     edges: Any = graph.table("edges")
     edges = edges[edges["source"].isin(known) & edges["target"].isin(known)]
-    order = edges["weight"].abs().sort_values(ascending=False).index
-    largest = edges.loc[order].groupby(["source", "target"], sort=False)["head"].first()
-    sums = edges.groupby(["source", "target"], sort=False)["weight"].sum()
-    joined: Any = pd.concat([sums, largest], axis=1).reset_index()
-    order = joined["weight"].abs().sort_values(ascending=False).index
-    joined = joined.loc[order].head(_EDGES * most)
+    pairs = edges.sort_values("weight", key=abs, ascending=False, kind="stable").groupby(
+        ["source", "target"], sort=False
+    )
+    joined: Any = pairs.agg({"weight": "sum", "head": "first"}).reset_index()
+    joined = joined.sort_values("weight", key=abs, ascending=False, kind="stable")
+    joined = joined.head(_EDGES * most)
     fed = ends[ends["node"].isin(joined["source"]) | (ends["atom"] == TARGET)]
     return pd.concat([fed, codes], ignore_index=True), joined
 
 
 def _on_sheets(axes: Any, graph: AttributionGraph, nodes: Any) -> Spots:
     """Draws the picture on a sheet for each layer; returns where each node stands."""
-    from matplotlib.transforms import Affine2D
-
     layers, _, _ = graph.meta["settings"]["shape"]
     sheet_of: Any = graph.table("picture").iloc[0]
     picture = decoded(sheet_of["webp"], "the picture")

@@ -1,10 +1,12 @@
 """Figures by layer of a comparison, of swapped nodes, and of a number of an audit."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from crate_interp.circuits.code_swaps_result import NATIVE, PCA, ROTATED, Concentration
 from crate_interp.comparisons.result import Comparison
@@ -14,10 +16,6 @@ from crate_interp.results.sample_ranges import counted
 from crate_interp.viz.figures import canvas
 from crate_interp.viz.figures.canvas import CHANCE, INK, SMALL, TRAINED, UNTRAINED, line
 
-if TYPE_CHECKING:
-    import matplotlib.axes
-    import matplotlib.figure
-
 _SIDES = (("a", "layer", TRAINED, "o"), ("b", "layer_b", UNTRAINED, "s"))
 _BASES = {
     NATIVE: (TRAINED, "o", "native axes"),
@@ -26,9 +24,7 @@ _BASES = {
 }
 
 
-def audited_number(
-    rows: pd.DataFrame, bounds: Sequence[float | None]
-) -> "matplotlib.figure.Figure":
+def audited_number(rows: pd.DataFrame, bounds: Sequence[float | None]) -> Figure:
     """Returns a matplotlib Figure of a number of an audit by layer, beside untrained networks.
 
     rows: its cells. A line is the mean over frames, its band goes from the lowest to the highest.
@@ -50,7 +46,6 @@ def audited_number(
         if not np.isnan(mean).all():
             line(axes, by_layer.index, mean, (low, high), **look)
     canvas.set_layers(axes)
-    axes.set_xlabel("layer", fontsize=canvas.TEXT)
     return canvas.finished(figure, [axes], None, "", "")
 
 
@@ -58,10 +53,10 @@ def compare(
     comparison: Comparison,
     statistic: str,
     *,
-    ax: "matplotlib.axes.Axes | None" = None,
+    ax: Axes | None = None,
     title: str | None = None,
     dpi: float | None = None,
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Returns a matplotlib Figure of "probe.statistic" by layer: sides a and b, and a - b.
 
     The upper panel shows both sides, the lower panel their difference. Bands are 95 % intervals:
@@ -96,26 +91,16 @@ def compare(
     holds = rows["holds"].astype(bool).to_numpy()
     for chosen, face, words in ((holds, INK, "holds"), (~holds, "white", "does not hold")):
         if chosen.any():
-            look: Any = {
-                "marker": "o",
-                "ms": 4,
-                "mfc": face,
-                "color": INK,
-                "ls": "",
-                "label": words,
-            }
-            below.plot(at[chosen], rows["difference"][chosen], **look)
+            look: Any = {"ms": 4, "mfc": face, "color": INK, "label": words}
+            below.plot(at[chosen], rows["difference"][chosen], "o", **look)
     if rows["untrained"].notna().any():
         line(below, at, rows["untrained"], color=CHANCE, lw=1.3, ls="--")
     record = built_in.statistic(meta, statistic)
     unit = canvas.label(record.unit)
-    above.set_ylabel(canvas.axis_label(comparison, statistic, line=26), fontsize=SMALL)
-    below.set_ylabel(f"a \N{MINUS SIGN} b{f' ({unit})' if unit else ''}", fontsize=SMALL)
-    canvas.set_layers(above, at)
-    canvas.set_layers(below, at)
-    above.tick_params(labelbottom=False)
+    words = f"a \N{MINUS SIGN} b{f' ({unit})' if unit else ''}"
     same = meta["a"]["n_layers"] == meta["b"]["n_layers"]
-    below.set_xlabel("layer" if same else "layer of a", fontsize=canvas.TEXT)
+    canvas.set_layers(above, canvas.axis_label(comparison, statistic, line=26), "", at, SMALL)
+    canvas.set_layers(below, words, "layer" if same else "layer of a", at, SMALL)
     return canvas.finished(figure, [above, below], ax, title, record.title)
 
 
@@ -123,10 +108,10 @@ def concentration(
     result: Concentration,
     k: int | None = None,
     *,
-    ax: "matplotlib.axes.Axes | None" = None,
+    ax: Axes | None = None,
     title: str | None = None,
     dpi: float | None = None,
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Returns a matplotlib Figure of how much k swapped nodes carry, by layer.
 
     The upper panel shows how much of the gap native, principal and randomly rotated axes carry;
@@ -152,11 +137,8 @@ def concentration(
     line(below, rows["layer"], rows["ratio"], color=TRAINED, marker="o")
     if rows["untrained"].notna().any():
         line(below, rows["layer"], rows["untrained"], color=CHANCE, ls="--", label="untrained")
-    above.set_ylabel("carried of the gap", fontsize=SMALL)
-    below.set_ylabel("native / rotated", fontsize=SMALL)
+    canvas.set_layers(above, "carried of the gap", "", size=SMALL)
+    canvas.set_layers(below, "native / rotated", size=SMALL)
     for axes in (above, below):
-        canvas.set_layers(axes)
         axes.set_xticks(rows["layer"])
-    above.tick_params(labelbottom=False)
-    below.set_xlabel("layer", fontsize=canvas.TEXT)
     return canvas.finished(figure, [above, below], ax, title, f"Swapping {k} nodes of the code")

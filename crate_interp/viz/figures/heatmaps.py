@@ -1,10 +1,15 @@
 """Heat maps with a cell for each layer and head, for any numbers and for the cost of ablation."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib
 import numpy as np
 from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from crate_interp.circuits.head_ablation import HeadAblation
@@ -14,11 +19,6 @@ from crate_interp.sweeps.layer_curves import curve, head_interval
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.viz.figures import canvas
 from crate_interp.viz.figures.canvas import TRAINED, UNTRAINED, ink_on
-
-if TYPE_CHECKING:
-    import matplotlib.axes
-    import matplotlib.figure
-
 
 Numbers = Float[np.ndarray, "layer head"] | Float[Tensor, "layer head"] | Sequence[Sequence[float]]
 _ROW, _LEAST, _MOST = 0.17, 1.1, 3.6  # inches: one row; least and most for all rows
@@ -34,10 +34,10 @@ def heatmap(
     interval: tuple[Numbers, Numbers] | None = None,
     unit: str | None = None,
     signed: bool | None = None,
-    ax: "matplotlib.axes.Axes | None" = None,
+    ax: Axes | None = None,
     title: str | None = None,
     dpi: float | None = None,
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Returns a matplotlib Figure of a number per head: layers down, heads across.
 
     values: numbers `[layer, head]`, or a result whose `statistic` ("probe.statistic", with a value
@@ -57,9 +57,7 @@ def heatmap(
             raise ValueError('name the statistic to draw, such as statistic="attention.entropy".')
         drawn = curve(values, statistic)
         if drawn.heads is None:
-            raise ValueError(
-                f"{statistic!r} has one value per layer, not per head: draw it with ci.viz.layers."
-            )
+            raise ValueError(f"{statistic!r} has no value per head: draw it with ci.viz.layers.")
         grid, names = drawn.heads, [f"{layer:g}" for layer in drawn.layers]
         words = built_in.statistic(values.meta, statistic).title
         interval = head_interval(values, statistic) if interval is None else interval
@@ -68,8 +66,7 @@ def heatmap(
         grid, words = _array(values), canvas.label(statistic or "")
         if grid.ndim != 2 or not grid.size:
             raise ValueError(
-                f"got numbers of shape {list(grid.shape)}. Give numbers [layer, head], such as an "
-                "array of 12 x 12, or a result with the name of a statistic."
+                f"got numbers of shape {list(grid.shape)}. Give numbers [layer, head]."
             )
         names = [str(layer) for layer in range(len(grid))]
     ends = None if interval is None else [_array(end) for end in interval]
@@ -94,10 +91,10 @@ def heads(
     result: SweepResult,
     statistic: str,
     *,
-    ax: "matplotlib.axes.Axes | None" = None,
+    ax: Axes | None = None,
     title: str | None = None,
     dpi: float | None = None,
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Returns `ci.viz.heatmap` of a statistic of a result: layers down, heads across.
 
     Raises ValueError if the result lacks the statistic, or if it has one value for all heads.
@@ -111,10 +108,6 @@ def _largest(grid: np.ndarray) -> float:
 
 def _draw(figure: Any, axes: Any, grid: np.ndarray, ends: Any, unit: str, signed: bool) -> Any:
     """Draws cells and frames, and returns the colour bar."""
-    import matplotlib
-    from matplotlib.colors import LinearSegmentedColormap
-    from matplotlib.patches import Rectangle
-
     most = _largest(grid)
     colours, limits = matplotlib.colormaps["cividis"], {}
     if signed:
@@ -180,10 +173,10 @@ def written(value: float, most: float, digits: int = 2) -> str:
 def head_ablation(
     result: HeadAblation,
     *,
-    ax: "matplotlib.axes.Axes | None" = None,
+    ax: Axes | None = None,
     title: str | None = None,
     dpi: float | None = None,
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Returns a matplotlib Figure of what ablating each head costs: layers down, heads across.
 
     A blue head helps the model; without an orange head, the model does better. A frame marks an

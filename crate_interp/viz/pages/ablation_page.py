@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 
 from crate_interp.circuits.code_swaps_result import Concentration
@@ -21,25 +22,22 @@ def ablation_page(result: HeadAblation, out: str | Path, *, explorer: str | None
     another process is writing it, and for an `explorer` that is no name of a page.
     """
     check_page("explorer", explorer)
-    with result.saved_with_pages(out) as stage:
-        head_ablation(result).savefig(stage / "heads.png")
-        table: Any = result.heads().sort_values("drop", key=np.abs, ascending=False, kind="stable")
-        write_page(
-            result,
-            stage / "ablation.html",
-            "what each head does for the answers",
-            answer=result.finding(),
-            numbers={"Every head": table},
-            explorer=explorer,
-            map=_map(result, explorer),
-        )
-    return Path(out) / "ablation.html"
+    table: Any = result.heads().sort_values("drop", key=np.abs, ascending=False, kind="stable")
+    return write_page(
+        result,
+        out,
+        "ablation.html",
+        "what each head does for the answers",
+        {"heads.png": head_ablation(result)},
+        answer=result.finding(),
+        numbers={"Every head": table},
+        explorer=explorer,
+        map=_map(result, explorer),
+    )
 
 
 def _map(result: HeadAblation, explorer: str | None) -> list[list[dict[str, Any]]]:
     """Returns a cell for each layer and head: its drop, and a link to the head in the explorer."""
-    import matplotlib
-
     table: Any = result.heads().set_index(["layer", "head"])
     drops = table["drop"].unstack().to_numpy()
     most = max(float(np.abs(drops).max()), 1e-30)
@@ -67,14 +65,13 @@ def concentration_page(result: Concentration, out: str | Path) -> Path:
         "Shares of the gap": result.table("shares"),
         "Native axes against others": result.table("contrasts"),
     }
-    with result.saved_with_pages(out) as stage:
-        concentration(result).savefig(stage / "concentration.png")
-        write_page(
-            result,
-            stage / "concentration.html",
-            "how few nodes of the code carry an answer?",
-            answer=result.finding(),
-            numbers=numbers,
-            curves=inline_svg(concentration(result), result.finding(), salt="curves"),
-        )
-    return Path(out) / "concentration.html"
+    return write_page(
+        result,
+        out,
+        "concentration.html",
+        "how few nodes of the code carry an answer?",
+        {"concentration.png": concentration(result)},
+        answer=result.finding(),
+        numbers=numbers,
+        curves=inline_svg(concentration(result), result.finding(), salt="curves"),
+    )

@@ -25,7 +25,7 @@ from crate_interp.stats.intervals import LEVEL
 from crate_interp.sweeps.atom_statistics import AtomResult
 from crate_interp.sweeps.atom_sums import OCTAVES, histograms
 from crate_interp.viz.figures.canvas import TEXT, TRAINED, canvas
-from crate_interp.viz.pages.page import inline_svg, picture_uri, write_page
+from crate_interp.viz.pages.page import inline_svg, picture_uri, result_page, write_page
 
 SHOWN = 60  # atoms that a page of an atlas shows at once
 CARDS, _TOKENS = 8, 4  # of the page of statistics: cards of each layer, tokens of each card
@@ -79,17 +79,17 @@ def _write(atlas: Atlas, out: Path) -> None:
         atoms = [atom for atom in every if atom["layer"] == layer]
         atoms.sort(key=partial(_order, lead=atlas.lead(layer)))
         cards = [_carried(atom, counts.get((layer, atom["atom"]), [])) for atom in atoms]
-        write_page(
+        page = result_page(
             atlas,
-            out / f"layer-{layer}.html",
+            "atlas-layer.html",
             f"the atoms of layer {layer}",
-            template="atlas-layer.html",
             answer=atlas.largest(layer),
             numbers={},
             layer=layer,
             data=data | {"layer": layer, "atoms": cards[:SHOWN], "count": len(cards)},
             **about,
         )
+        write_text(out / f"layer-{layer}.html", page)
         # a page opened from the disk may not read a file of JSON, but may run a script
         rest = json.dumps(cards[SHOWN:], ensure_ascii=False, separators=(",", ":"))
         write_text(out / "layers" / f"layer-{layer}.js", f"more({rest});")
@@ -100,11 +100,10 @@ def _write(atlas: Atlas, out: Path) -> None:
     layers, agreement = atlas.layers(), atlas.table("agreement")
     if len(agreement):
         layers = layers.merge(agreement[["layer", "rank_correlation"]], on="layer", how="left")
-    write_page(
+    page = result_page(
         atlas,
-        out / "index.html",
+        "atlas-index.html",
         "an atlas of its atoms",
-        template="atlas-index.html",
         answer=f"Removing {clear:,} of {tested:,} {'tested ' * tried}atoms measurably changes the "
         f"loss{'' if tried else ', to first order'}; about {LEVEL * tested:,.0f} would by chance.",
         doubts=[atlas.largest()],
@@ -115,6 +114,7 @@ def _write(atlas: Atlas, out: Path) -> None:
         data=data | {"atoms": [_listed(atom, _ON_INDEX[atlas.meta["unit"]]) for atom in every]},
         **about,
     )
+    write_text(out / "index.html", page)
 
 
 def _order(atom: Atom, lead: tuple[int, int]) -> tuple[bool, bool, bool, float, int, int]:
@@ -194,17 +194,16 @@ def atoms_page(result: AtomResult, out: str | Path, *, excerpts: Excerpts | None
     (`atlas.tables`), to show these tokens; without them they are named by sample and position.
     Raises ValueError if the folder cannot be written, or another process is writing it.
     """
-    with result.saved_with_pages(out) as stage:
-        write_page(
-            result,
-            stage / "atoms.html",
-            "when its atoms are on",
-            answer=result.finding(),
-            numbers={"Layer by layer": result.layers()},
-            rates=inline_svg(_rates(result), result.finding(), salt="rates"),
-            layers=_cards(result, excerpts or {}),
-        )
-    return Path(out) / "atoms.html"
+    return write_page(
+        result,
+        out,
+        "atoms.html",
+        "when its atoms are on",
+        answer=result.finding(),
+        numbers={"Layer by layer": result.layers()},
+        rates=inline_svg(_rates(result), result.finding(), salt="rates"),
+        layers=_cards(result, excerpts or {}),
+    )
 
 
 def _rates(result: AtomResult) -> Any:

@@ -13,7 +13,6 @@ from crate_interp.audits.result import (
     main_rows,
     tokens_of,
 )
-from crate_interp.core.files import write_text
 from crate_interp.probes.layer_reading import FRAMES
 from crate_interp.results.statistic import Row, Sign, low_to_high
 from crate_interp.stats.verdicts import BY_CONSTRUCTION, NOT_APPLICABLE, SHOWN
@@ -39,46 +38,45 @@ def audit_page(result: AuditResult, out: str | Path) -> Path:
     Returns the path of the page. Raises ValueError if the folder cannot be written, or another
     process is writing it.
     """
-    with result.saved_with_pages(out) as stage:
-        write_text(stage / "audit.txt", f"{result.text()}\n\n{legend(result)}\n")
-        answer, doubt = findings(result)
-        rows, ideal, cards = _claims(result)
-        table, heads = result.table(), result.table("heads")
-        nulls, beside = main_rows(result, "nulls"), main_rows(result, "layers")
-        limited: Any = result.table("nulls").query("of == 'ceiling'")["n"]
-        numbers = {
-            claim.title: table.loc[
-                (table["claim"] == name) & (table["verdict"] != NOT_APPLICABLE), _SHOWN
-            ]
-            for name, claim in CLAIMS.items()
-        }
-        numbers["Nulls, ceilings and the papers' own operators"] = nulls
-        numbers |= {"Numbers besides the claims": beside, "The output map of each head": heads}
-        reasons = {
-            (f"{NUMBERS[name].title}, not applicable", reason): None
-            for layer in result.meta["reasons"]
-            for name, reason in layer.items()
-        }
-        write_page(
-            result,
-            stage / "audit.html",
-            "does each layer do its job?",
-            answer=answer,
-            doubts=[doubt],
-            strips=(rows, ideal),
-            cards=cards,
-            shown=SHOWN,
-            changes=_CHANGES,
-            groups=_groups(result),
-            frames={name: frame.sides for name, frame in FRAMES.items()},
-            few=int(limited.min()) if len(limited) else int(result.meta["n_samples"]),
-            tokens=tokens_of(result),
-            nulls={name: null.says for name, null in NULLS.items()} | LIMITS,
-            meanings={name: words for name, words in BESIDE.items() if name in beside},
-            numbers=numbers,
-            sources=[*sources(result.meta), *reasons],
-        )
-    return Path(out) / "audit.html"
+    answer, doubt = findings(result)
+    rows, ideal, cards = _claims(result)
+    table, heads = result.table(), result.table("heads")
+    nulls, beside = main_rows(result, "nulls"), main_rows(result, "layers")
+    limited: Any = result.table("nulls").query("of == 'ceiling'")["n"]
+    numbers = {
+        claim.title: table.loc[
+            (table["claim"] == name) & (table["verdict"] != NOT_APPLICABLE), _SHOWN
+        ]
+        for name, claim in CLAIMS.items()
+    }
+    numbers["Nulls, ceilings and the papers' own operators"] = nulls
+    numbers |= {"Numbers besides the claims": beside, "The output map of each head": heads}
+    reasons = {
+        (f"{NUMBERS[name].title}, not applicable", reason): None
+        for layer in result.meta["reasons"]
+        for name, reason in layer.items()
+    }
+    return write_page(
+        result,
+        out,
+        "audit.html",
+        "does each layer do its job?",
+        {"audit.txt": f"{result.text()}\n\n{legend(result)}\n"},
+        answer=answer,
+        doubts=[doubt],
+        strips=(rows, ideal),
+        cards=cards,
+        shown=SHOWN,
+        changes=_CHANGES,
+        groups=_groups(result),
+        frames={name: frame.sides for name, frame in FRAMES.items()},
+        few=int(limited.min()) if len(limited) else int(result.meta["n_samples"]),
+        tokens=tokens_of(result),
+        nulls={name: null.says for name, null in NULLS.items()} | LIMITS,
+        meanings={name: words for name, words in BESIDE.items() if name in beside},
+        numbers=numbers,
+        sources=[*sources(result.meta), *reasons],
+    )
 
 
 def _claims(result: AuditResult) -> tuple[list[Row], list[Row], list[dict[str, Any]]]:

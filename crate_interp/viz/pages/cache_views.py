@@ -213,11 +213,10 @@ def top_tokens(
         picked = numbers("atoms", atoms, found[0].shape[1])
         values = torch.stack([layer[:, picked] for layer in found])  # [layer, pos, atom]
         rows = min(count, values.shape[1])
-        top, low = values.topk(rows, dim=1), values.topk(rows, dim=1, largest=False)
-        best["topkVals"].append(_rounded(top.values))
-        best["topkIdxs"].append(top.indices.tolist())
-        best["bottomkVals"].append(_rounded(low.values.flip(1)))
-        best["bottomkIdxs"].append(low.indices.flip(1).tolist())
+        ranked = values.sort(dim=1, descending=True, stable=True)
+        for name, part in (("topk", slice(rows)), ("bottomk", slice(-rows, None))):
+            best[f"{name}Vals"].append(_rounded(ranked.values[:, part]))
+            best[f"{name}Idxs"].append(ranked.indices[:, part].tolist())
         names.append(names_of(cache.model, words[sample], values.shape[1], None))
         stacks.append(values.transpose(0, 1))
         places += _places(cache.model, words[sample], values.shape[1], None)

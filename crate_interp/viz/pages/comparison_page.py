@@ -17,7 +17,6 @@ from crate_interp.comparisons.result import (
     span,
     verdict,
 )
-from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import cell
 from crate_interp.probes.built_in import heading, statistic
 from crate_interp.results.statistic import MINUS, Row, sign_of
@@ -44,26 +43,24 @@ def compare_page(result: Comparison, out: str | Path) -> Path:
     for name, rows in by_statistic.items():
         probe = heading(meta, name.partition(".")[0])
         signs.setdefault(probe, []).append(_row(statistic(meta, name).title, rows, layers))
-    with result.saved_with_pages(out) as stage:
-        write_text(stage / "differences.csv", table.map(cell).to_csv(index=False))
-        write_page(
-            result,
-            stage / "compare.html",
-            "how do the two differ?",
-            answer=finding,
-            doubts=beside,
-            numbers={
-                statistic(meta, name).title: rows.drop(columns=["probe", "statistic"])
-                for name, rows in by_statistic.items()
-            },
-            largest=list_of_largest(result, lambda name: statistic(meta, name).title, _HERO),
-            hero=[_figure(name, result) for name in names or list(by_statistic)[:_HERO]],
-            layers=["out" if layer == meta["a"]["n_layers"] else layer for layer in layers],
-            twins=min(len(meta[side]["untrained"]) for side in "ab"),
-            signs=signs,
-            sources=[*_settings(meta), *_sources(meta)],
-        )
-    return Path(out) / "compare.html"
+    return write_page(
+        result,
+        out,
+        "compare.html",
+        "how do the two differ?",
+        {"differences.csv": table.map(cell).to_csv(index=False)},
+        answer=finding,
+        doubts=beside,
+        numbers={
+            statistic(meta, name).title: rows.drop(columns=["probe", "statistic"])
+            for name, rows in by_statistic.items()
+        },
+        largest=list_of_largest(result, lambda name: statistic(meta, name).title, _HERO),
+        hero=[_figure(name, result) for name in names or list(by_statistic)[:_HERO]],
+        layers=["out" if layer == meta["a"]["n_layers"] else layer for layer in layers],
+        signs=signs,
+        sources=_sources(meta),
+    )
 
 
 def _figure(name: str, result: Comparison) -> dict[str, str]:
@@ -97,8 +94,8 @@ def _ends(row: dict[str, Any], low: str, high: str) -> str:
     return "" if math.isnan(row[low]) else f" ({signed(row[low])} to {signed(row[high])})"
 
 
-def _settings(meta: dict[str, Any]) -> list[tuple[str, str]]:
-    """Returns the settings of each probe, and the differences between the sides."""
+def _sources(meta: dict[str, Any]) -> list[tuple[str, str]]:
+    """Returns the settings of each probe, how the sides differ, and where they come from."""
     pairs = [
         (probe, ", ".join(f"{key} = {value}" for key, value in facts["settings"].items()) or "none")
         for probe, facts in meta["probes"].items()
@@ -107,11 +104,6 @@ def _settings(meta: dict[str, Any]) -> list[tuple[str, str]]:
     if meta["a"]["n_layers"] != meta["b"]["n_layers"]:
         words = ", ".join(f"{own} with {other}" for own, other in meta["layers"])
         pairs.append(("layers, a with b", words))
-    return pairs
-
-
-def _sources(meta: dict[str, Any]) -> list[tuple[str, str]]:
-    pairs = []
     for side in "ab":
         about = meta[side]
         versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())

@@ -13,7 +13,6 @@ from crate_interp.results.result import model_name
 from crate_interp.viz.pages.page import Html, data_uri, sources
 
 _HEADS = 3  # of an edge, those with the largest parts, are named on the page
-_ANSWERS = 5
 
 
 def graph(graph: AttributionGraph) -> Html:
@@ -24,11 +23,7 @@ def graph(graph: AttributionGraph) -> Html:
     edge is as wide as its weight; its colour is that of the head that carries most of it. Two
     sliders hide what holds least of the influence. Pinned nodes may be named as a group. The
     address keeps the state. The page is one file that needs no internet and runs no model.
-
-    Raises ValueError for anything but a graph.
     """
-    if not isinstance(graph, AttributionGraph):
-        raise ValueError(f"got {type(graph).__name__}: give the graph that ci.graph returns.")
     meta, name, picture = graph.meta, model_name(graph.meta), graph.table("picture")
     title = plain(f"{name}: {graph.question}")
     agreement, twins = (graph.of("agreement", network) for network in (result.MODEL, UNTRAINED))
@@ -42,12 +37,8 @@ def graph(graph: AttributionGraph) -> Html:
         graph=graph,
         picture=None if picture.empty else base64.b64encode(picture["webp"].iloc[0]).decode(),
         data=_data(graph, picture),
-        answers=graph.table("answers").nlargest(_ANSWERS, "logit").to_dict("records"),
         agreement=agreement.assign(untrained=twins["pearson"]).to_dict("records"),
         sufficiency=sufficiency.assign(untrained=sufficiency["k"].map(random)).to_dict("records"),
-        layers=graph.table("layers").to_dict("records"),
-        whole=_whole(graph),
-        rival=meta.get("rival"),
         sources=sources(meta),
     )
 
@@ -93,8 +84,8 @@ def _edges(graph: AttributionGraph, places: dict[str, int]) -> list[list[Any]]:
     """Returns [source, target, weight, [[head, part], ...]] of each edge, largest parts first."""
     table: Any = graph.table("edges")
     sums = table.groupby(["source", "target"], sort=False)["weight"].sum()
-    order = table["weight"].abs().sort_values(ascending=False).index
-    parts = table.loc[order].groupby(["source", "target"], sort=False).head(_HEADS)
+    table = table.sort_values("weight", key=abs, ascending=False, kind="stable")
+    parts = table.groupby(["source", "target"], sort=False).head(_HEADS)
     by_edge: dict[tuple[str, str], list[Any]] = {}
     for row in parts.itertuples():
         by_edge.setdefault((row.source, row.target), []).append([row.head, _number(row.weight)])
@@ -108,9 +99,7 @@ def _examples(graph: AttributionGraph) -> dict[str, list[list[Any]]]:
     """Returns [value, words, data URI or None] of the examples of each atom, by its name."""
     examples: dict[str, list[list[Any]]] = {}
     for row in graph.table("examples").to_dict("records"):
-        uri = None
-        if isinstance(row["webp"], bytes):
-            uri = data_uri(row["webp"], "webp")
+        uri = data_uri(row["webp"], "webp") if isinstance(row["webp"], bytes) else None
         entry = [_number(row["value"]), str(row["words"]), uri]
         examples.setdefault(f"L{row['layer']}A{row['atom']}", []).append(entry)
     return examples
@@ -119,11 +108,3 @@ def _examples(graph: AttributionGraph) -> dict[str, list[list[Any]]]:
 def _number(value: float) -> float | None:
     """Returns a number with four digits, which keeps a page small; None for one that is missing."""
     return None if np.isnan(value) else float(f"{value:.4g}")
-
-
-def _whole(graph: AttributionGraph) -> list[dict[str, Any]]:
-    """Returns the rows of the table "whole", with words for whose codes they are."""
-    other = f"for {graph.meta['rival']['name']}" if "rival" in graph.meta else ""
-    words = {result.RIVAL: other, result.RIVAL_NODES: f"{other}, on this answer"}
-    rows = graph.table("whole").to_dict("records")
-    return [row | {"codes": words.get(row["network"], row["network"])} for row in rows]

@@ -13,11 +13,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
 
 from crate_interp.core.files import write_text
@@ -25,9 +29,6 @@ from crate_interp.core.safe_text import in_html, plain, visible
 from crate_interp.results.result import Result, model_name
 from crate_interp.results.result_files import assumed
 from crate_interp.viz.figures.canvas import INK, ON_A_PAGE, ink_on, quiet
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _LEVELS = 32  # colours of a map, too many to see steps; a map takes about half a kilobyte
 
@@ -123,34 +124,51 @@ def _superscripts(words: str) -> Any:
 
 def write_page(
     result: Result,
-    path: Path,
+    out: str | Path,
+    name: str,
+    question: str,
+    beside: Mapping[str, str | Figure] | None = None,
+    **values: Any,
+) -> Path:
+    """Writes a result, its page `name` and files beside it into a folder; returns the page's path.
+
+    beside: texts and figures, by the names of their files. question, values: as in `result_page`.
+    """
+    with result.saved_with_pages(out) as stage:
+        for file, content in (beside or {}).items():
+            if isinstance(content, str):
+                write_text(stage / file, content)
+            else:
+                content.savefig(stage / file)
+        write_text(stage / name, result_page(result, name, question, **values))
+    return Path(out) / name
+
+
+def result_page(
+    result: Result,
+    template: str,
     question: str,
     *,
     answer: str,
     doubts: Sequence[str] = (),
     numbers: Mapping[str, pd.DataFrame],
-    template: str = "",
     **values: object,
-) -> None:
-    """Writes a page of a result: the template of the folder `templates` that has the page's name.
-
-    The title is the name of the result's model and the question.
+) -> str:
+    """Returns a page of a result; its title is the name of the result's model and the question.
 
     Args:
         result: What the page is of.
-        path: Where the page is written.
+        template: The template of the folder `templates`.
         question: What was asked, in a few words.
         answer: The answer, in at most 20 words.
         doubts: What makes the answer doubtful; the result's own caution follows.
         numbers: The tables of "All numbers", by their titles.
-        template: The template, if the page does not have its name.
         values: What else the template reads.
     """
     meta = result.meta
     parts = {"kicker": "", "command": "", "sources": sources(meta), "meta": meta, "result": result}
     parts |= {"answer": answer, "doubts": [*doubts, result.caution()], "numbers": numbers}
-    title = f"{model_name(meta)}: {question}"
-    write_text(path, render(template or path.name, title=title, **(parts | values)))
+    return render(template, title=f"{model_name(meta)}: {question}", **(parts | values))
 
 
 def cells(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
@@ -173,8 +191,6 @@ def heat_map(
     `cell` is given a layer and a head. It returns the `text` and, if there are any, the `note` that
     is shown under the pointer, the `link` and the `mark`, a class of the style.
     """
-    from matplotlib.colors import to_hex
-
     return [
         [
             {"ground": to_hex(colour), "ink": ink_on(colour), "note": "", "link": "", "mark": ""}
@@ -210,10 +226,7 @@ def image_uri(picture: Float[np.ndarray, "..."], longest: int = 224) -> str:
     The picture is made smaller if its longer side has more than `longest` pixels.
     """
     image = Image.fromarray((picture * 255).round().astype(np.uint8))
-    scale = longest / max(image.size)
-    if scale < 1:
-        size = [max(1, round(side * scale)) for side in image.size]
-        image = image.resize((size[0], size[1]), Image.Resampling.LANCZOS)
+    image.thumbnail((longest, longest), Image.Resampling.LANCZOS, reducing_gap=None)
     return picture_uri(image)
 
 
@@ -223,8 +236,6 @@ def map_tile(values: Float[np.ndarray, "h w"]) -> str:
     Colours go from dark (0) to bright (the map's own largest value). The map hides the picture
     below it, whose bright places would look like attention.
     """
-    import matplotlib
-
     levels = np.arange(_LEVELS) / (_LEVELS - 1)
     colours = matplotlib.colormaps["inferno"](0.2 + 0.8 * levels)[:, :3]
     scaled = values / max(float(values.max()), 1e-30)
@@ -264,7 +275,7 @@ def data_uri(data: bytes, kind: str = "png") -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def figure_uri(figure: "Figure", dpi: int = 110) -> str:
+def figure_uri(figure: Figure, dpi: int = 110) -> str:
     """Returns a matplotlib figure of photographs as a JPEG data URI, a quarter of a PNG's size."""
     buffer = io.BytesIO()
     with quiet():
@@ -272,15 +283,13 @@ def figure_uri(figure: "Figure", dpi: int = 110) -> str:
     return data_uri(buffer.getvalue(), "jpeg")
 
 
-def inline_svg(figure: "Figure", alt: str, salt: str) -> str:
+def inline_svg(figure: Figure, alt: str, salt: str) -> str:
     """Returns a matplotlib figure as SVG in the colours of the page's light or dark scheme.
 
     Words get the page's text colour. The colours in crate_interp/viz/figures/canvas.py become
     colours of the page; all other colours stay. salt: a text that makes the ids in this figure
     differ from the ids in other figures of the page.
     """
-    import matplotlib
-
     buffer = io.StringIO()
     with quiet(), matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
         _recolour(figure)
@@ -299,9 +308,6 @@ def _recolour(figure: Any) -> None:
 
     Words on heat maps, and words in one of the other colours of figures, keep their colour.
     """
-    from matplotlib.colors import to_hex
-    from matplotlib.text import Text
-
     kept = {id(text) for axes in figure.axes if axes.images for text in axes.texts}
     for axes in figure.axes:
         axes.tick_params(colors=INK)

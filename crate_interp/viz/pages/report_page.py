@@ -4,9 +4,10 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from crate_interp.core.files import write_text
 from crate_interp.core.progress import tqdm
@@ -20,10 +21,7 @@ from crate_interp.sweeps.findings import at_attention, ends, instead_of_u
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.viz.figures.by_layer import change_at_attention, layers
 from crate_interp.viz.figures.canvas import quiet
-from crate_interp.viz.pages.page import figure_uri, inline_svg, sources, write_page
-
-if TYPE_CHECKING:
-    import matplotlib.figure
+from crate_interp.viz.pages.page import figure_uri, inline_svg, result_page, sources
 
 Sweeps = Sequence[SweepResult]
 # fields of a config that cannot be inferred from weights, and the value that needs no naming
@@ -37,7 +35,7 @@ def report_page(
     twins: Sweeps,
     out: str | Path,
     *,
-    attention: Mapping[int, "matplotlib.figure.Figure"] | None = None,
+    attention: Mapping[int, Figure] | None = None,
     images: Sequence[str] = (),
     audited: bool = False,
     data: str = "",
@@ -73,9 +71,10 @@ def report_page(
         by_name = {item["name"]: item for part in sections for item in part["panels"]}
         for part in sections:
             part["panels"] = [item for item in part["panels"] if item["name"] not in first]
-        write_page(
+        seeds = f"official initialisation, seeds 0 to {len(twins) - 1}" if twins else "none"
+        page = result_page(
             result,
-            stage / "report.html",
+            "report.html",
             "what each layer does",
             answer=findings.finding(result, twins),
             doubts=[caution],
@@ -95,8 +94,13 @@ def report_page(
             images=images,
             sections=sections,
             command=_command(result, twins, data, audited),
-            sources=_sources(result, twins),
+            sources=[
+                *sources(result.meta),
+                ("untrained twins", seeds),
+                ("seconds for the twins", f"{sum(twin.meta['seconds'] for twin in twins):g}"),
+            ],
         )
+        write_text(stage / "report.html", page)
     return Path(out) / "report.html"
 
 
@@ -200,10 +204,3 @@ def _command(result: SweepResult, twins: Sweeps, data: str, audited: bool) -> st
     if not usual or len(probes) != len(DEFAULT):
         words += ["--probes", ",".join(probes)]
     return shlex.join(words + ["--audit"] * audited)
-
-
-def _sources(result: SweepResult, twins: Sweeps) -> list[tuple[str, str]]:
-    seeds = f"official initialisation, seeds 0 to {len(twins) - 1}" if twins else "none"
-    seconds = f"{sum(twin.meta['seconds'] for twin in twins):g}"
-    pairs = [("untrained twins", seeds), ("seconds for the twins", seconds)]
-    return [*sources(result.meta), *pairs]

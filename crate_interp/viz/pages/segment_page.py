@@ -1,11 +1,13 @@
 """The page of a segmentation: the score next to its chance levels, and examples."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+import matplotlib
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.figure import Figure
 
 from crate_interp.core.pictures import decoded
 from crate_interp.measures import mass_mask
@@ -15,9 +17,6 @@ from crate_interp.segmentation.scores import WITHOUT_NETWORK
 from crate_interp.viz.figures.canvas import CHANCE, TEXT, TRAINED, UNTRAINED, as_written, canvas
 from crate_interp.viz.pages import page as parts
 from crate_interp.viz.pages.page import write_page
-
-if TYPE_CHECKING:
-    import matplotlib.figure
 
 _COLUMNS = [
     "layer", "head_layer", "head", "value", "low", "high", "other_image", "random", "untrained",
@@ -50,30 +49,28 @@ def segment_page(result: SegmentResult, out: str | Path) -> Path:
     }
     fixed: Any = result.layers()
     fixed = fixed.loc[fixed["way"] == "fixed head", _COLUMNS]
-    with result.saved_with_pages(out) as stage:
-        write_page(
-            result,
-            stage / "segment.html",
-            "do attention maps segment?",
-            answer=f"{result.verdict()}; {result.worth()}.",
-            doubts=[
-                f"Beside it: {result.against()}; best blind guess ({BLIND[blind]}) "
-                f"{row[blind]:.3f}{untrained}."
-            ],
-            numbers=numbers | {"Every head": result.table("heads")},
-            settings=settings,
-            n_images=len(result.table("images")),
-            levels=parts.inline_svg(_levels_chart(result), result.verdict(), salt="levels"),
-            by_layer=fixed.assign(layer=fixed["layer"].astype(object).fillna("all")),
-            map=_map(result),
-            shown=SHOWN,
-            examples=_examples(result, settings["mass"]),
-            sources=[*parts.sources(result.meta), ("settings", words)],
-        )
-    return Path(out) / "segment.html"
+    return write_page(
+        result,
+        out,
+        "segment.html",
+        "do attention maps segment?",
+        answer=f"{result.verdict()}; {result.worth()}.",
+        doubts=[
+            f"Beside it: {result.against()}; best blind guess ({BLIND[blind]}) "
+            f"{row[blind]:.3f}{untrained}."
+        ],
+        numbers=numbers | {"Every head": result.table("heads")},
+        settings=settings,
+        levels=parts.inline_svg(_levels_chart(result), result.verdict(), salt="levels"),
+        by_layer=fixed.assign(layer=fixed["layer"].astype(object).fillna("all")),
+        map=_map(result),
+        shown=SHOWN,
+        examples=_examples(result, settings["mass"]),
+        sources=[*parts.sources(result.meta), ("settings", words)],
+    )
 
 
-def _levels_chart(result: SegmentResult) -> "matplotlib.figure.Figure":
+def _levels_chart(result: SegmentResult) -> Figure:
     """Draws the score with its interval and every chance level on one axis, highest first."""
     row = result.overall()
     words = {"value": result.named(), **WITHOUT_NETWORK, **BLIND}
@@ -96,8 +93,6 @@ def _levels_chart(result: SegmentResult) -> "matplotlib.figure.Figure":
 
 def _map(result: SegmentResult) -> list[list[dict[str, Any]]]:
     """Returns the cells of a heat map of all heads, with the chosen heads ringed."""
-    import matplotlib
-
     rows: Any = result.table("heads")
     rows = rows[(rows["rule"] == "mass") & (rows["resolution"] == "token")]
     wide = rows.pivot(index="layer", columns="head", values="value").to_numpy()
