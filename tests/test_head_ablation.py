@@ -1,7 +1,6 @@
 """ci.ablate_heads against whole runs with hooks, closed forms, and what it refuses."""
 
 import dataclasses
-import math
 from functools import partial
 
 import numpy as np
@@ -13,7 +12,7 @@ import crate_interp as ci
 from conftest import CLASSES, HEADS, LAYERS, leftover_hooks, make, make_lm, refuses
 from crate_hooks import edit
 from crate_interp.circuits import head_ablation
-from crate_interp.data import open_data, open_text, part
+from crate_interp.data import open_data
 from crate_interp.questions.edited_runs import may_share
 from crate_interp.stats.bootstrap import studentised
 from crate_interp.stats.intervals import max_t
@@ -28,11 +27,6 @@ def images():
     return dataclasses.replace(
         open_data(images, make().preprocess), labels=[place % CLASSES for place in range(N)]
     )
-
-
-@pytest.fixture(scope="module")
-def result(images):
-    return ci.ablate_heads(make(), images, **QUIET)
 
 
 @pytest.fixture(scope="module")
@@ -146,40 +140,6 @@ def test_a_head_that_writes_nothing_costs_exactly_nothing(images):
     assert (others["drop"].abs() > 1e-5).all()
 
 
-@pytest.mark.slow
-def test_zeros_merge_and_means_do_not(images, tmp_path):
-    model = make()
-    halves = [
-        ci.ablate_heads(model, part(images, *ends), how="zero", batch_size=3, progress=False)
-        for ends in ((0, 3), (3, N))
-    ]
-    whole = ci.ablate_heads(model, images, how="zero", out=tmp_path, **QUIET)
-    merged = halves[0].merge(halves[1])
-    np.testing.assert_allclose(merged.heads()["drop"], whole.heads()["drop"], atol=1e-6)
-    assert merged.meta["n_samples"] == N
-    again = ci.HeadAblation.load(tmp_path)
-    assert again.meta == whole.meta and again.heads().equals(whole.heads())
-    mean = ci.ablate_heads(model, images, **QUIET)
-    refuses("mean ablation takes the mean over all samples", lambda: mean.merge(mean))
-
-
-def test_answers_worse_than_by_chance_are_said_so(images):
-    """Where labels stand in another order, the loss is above ln(classes)."""
-    model = make()
-    with torch.no_grad():
-        logits = model(images.read(0, N))
-    settings = {"how": "zero", **QUIET}
-    worst = dataclasses.replace(images, labels=logits.argmin(-1).tolist())
-    wrong = ci.ablate_heads(model, worst, **settings)
-    base, even = wrong.heads()["base"].iloc[0], math.log(logits.shape[1])
-    assert base > even and f"worse than by chance: loss {base:.3g}, by" in wrong.headline()
-    best = dataclasses.replace(images, labels=logits.argmax(-1).tolist())
-    assert "worse" not in ci.ablate_heads(model, best, **settings).headline()
-    accuracy = ci.ablate_heads(model, worst, metric="accuracy", **settings)
-    assert "worse than by chance: accuracy 0, by chance 0.0909" in accuracy.headline()
-    assert "accuracy of n samples" in accuracy.legend() and "zero ablation" in accuracy.legend()
-
-
 def test_an_edited_model_is_said_to_be_one(images, tmp_path):
     model, out = make(), dict(out=tmp_path / "out", **QUIET)
 
@@ -212,39 +172,6 @@ def test_a_name_of_several_classes_tells_none(images):
     assert len(ci.ablate_heads(make(labels=names), named, **QUIET).heads()) == LAYERS * HEADS
 
 
-def test_the_headline_counts_effects_by_p(result, monkeypatch):
-    rows = result.heads()
-    assert (rows["p"] > 0.05).all()
-    assert "Of 15 heads of the model on 7 images, 0 are shown to help and 0" in result.headline()
-    assert "this result has 7 images" in result.caution() and "<table" in result._repr_html_()
-    for least, words, largest in (
-        ([0.01, 0.05, 0.06], "2 are shown to help and 0 to harm", "L0H0"),
-        ([0.06, 0.5, 0.5], "0 are shown to help and 0 to harm", "L0H2"),
-    ):
-        made = rows.assign(drop=1.0, p=1.0)
-        made.loc[: len(least) - 1, "p"] = least
-        made.loc[2, "drop"] = 3.0  # the largest of all
-        monkeypatch.setattr(result, "_table", lambda name, made=made: made)
-        found = result.headline()
-        assert words in found and f"is that of {largest} (mean ablation): " in found, found
-        assert ("may be chance" in found) == (largest == "L0H2")
-
-
-def test_the_heat_map_has_0_in_the_middle_and_frames_what_leaves_it_out(result):
-    rows = result.heads()
-    figure = ci.viz.head_ablation(result)
-    axes = figure.axes[0]
-    image = axes.images[0]
-    np.testing.assert_allclose(image.get_array(), rows["drop"].to_numpy().reshape(LAYERS, HEADS))
-    assert image.norm.vmin == -image.norm.vmax == -rows["drop"].abs().max()
-    assert (rows["low"] > 0).any() or (rows["high"] < 0).any()
-    assert not axes.patches and (rows["p"] > 0.05).all()  # frames are of what holds over heads
-    helped = dataclasses.replace(result, stored=dict(result.stored))
-    helped.stored["samples"] = result.table("samples").assign(ablated=9.0)
-    one_sign = ci.viz.head_ablation(helped).axes[0].images[0]
-    assert one_sign.norm.vmin == -one_sign.norm.vmax
-
-
 def test_what_cannot_be_ablated_is_refused_before_work_starts(images, monkeypatch, unchecked):
     monkeypatch.setattr(head_ablation, "Pass", lambda *_: pytest.fail("work has started"))
     model = make(labels=[f"class {number}" for number in range(11)])
@@ -267,22 +194,3 @@ def test_what_cannot_be_ablated_is_refused_before_work_starts(images, monkeypatc
 def _mae():
     sizes = dict(n_layers=1, n_heads=2, d_model=8, image_size=(6, 20), patch_size=(2, 5))
     return ci.CrateConfig(family="crate-mae", **sizes)
-
-
-@pytest.mark.slow
-def test_text_is_taken_as_sweeps_take_it(tokens):
-    model = make_lm()
-    samples = open_text(tokens, model.windows)
-    one, two = (ci.ablate_heads(model, data, limit=4, **QUIET) for data in (tokens, samples))
-    assert one.heads().equals(two.heads()) and one.meta["data"] == two.meta["data"]
-
-
-def test_infinite_ends_of_intervals_are_drawn():
-    """The accuracy without a head may differ in one sample alone, which bounds nothing."""
-    import numpy as np
-
-    drop = np.array([[0.1, -0.2, 0.0]])
-    ends = np.array([[-np.inf, -0.3, -0.1]]), np.array([[np.inf, -0.1, 0.1]])
-    figure = ci.viz.heatmap(drop, interval=ends, signed=True)
-    frames = [patch for patch in figure.axes[0].patches if not patch.get_fill()]
-    assert len(frames) == 1  # the one that leaves out 0

@@ -78,38 +78,6 @@ def test_a_head_that_looks_only_there_has_all_and_an_even_one_has_the_even_share
     assert table.loc[("copy", 1, 0), "score"] == 0
 
 
-def test_images_have_scores_for_targets_of_their_own():
-    model, images = ready("crate")
-    _, cache = model.run_with_cache(images)
-    tokens = cache["pattern", 0].shape[-1]
-    later = torch.ones(len(images), tokens, tokens, dtype=torch.bool).triu(1)
-    row = head_scores(cache, {"later": later}).iloc[0]
-    wanted = (cache["pattern", 0][:, 0] * later).sum(-1)[:, :-1].mean().item()
-    assert row["score"] == pytest.approx(wanted, rel=1e-5)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_what_does_not_fit_is_said():
-    model, tokens = ready("crate-lm")
-    _, cache = model.run_with_cache(tokens)
-    good = repeat_targets(tokens)["previous"]
-    for words, call in {
-        ": give whole numbers": lambda: repeat_targets(tokens.float()),
-        r"offsets=\(0.5": lambda: repeat_targets(tokens, (0.5,)),
-        "give whole": lambda: repeat_targets([[1, 2]]),
-        "whole numbers": lambda: repeat_targets(tokens > 0),
-        "not a bool tensor": lambda: head_scores(cache, {"x": good.float()}),
-        "got a dict and {'x'": lambda: head_scores({}, {"x": good}),
-        "targets by name": lambda: head_scores(cache, {}),
-        "got a CrateCache and torch.bool of shape": lambda: head_scores(cache, good),
-        "not a bool tensor of": lambda: head_scores(cache, {"x": good[:, :-1]}),
-        "no query sees a target 'x'": lambda: head_scores(cache, {"x": good.mT}),
-    }.items():
-        refuses(words, call)
-    with pytest.raises(KeyError, match="hook_pattern"):
-        head_scores(model.run_with_cache(tokens, names_filter=["hook_embed"])[1], {"x": good})
-
-
 def test_some_positions_of_text_are_refused_and_of_an_image_scored():
     """Which keys a query of a text may see depends on where it stands: the cache does not say."""
     model, tokens = ready("crate-lm")
@@ -176,33 +144,3 @@ def test_the_interval_is_the_bootstrap_t_of_resampled_inputs():
     assert row["value"] == pytest.approx(ratio)
     assert row["low"] == pytest.approx(low, abs=0.1 * (high - low))
     assert row["high"] == pytest.approx(high, abs=0.1 * (high - low))
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_a_metric_of_another_length_is_refused():
-    refuses(r"a tensor \[2\]: .* or 8 of them", lambda: scored(lambda logits: logits[:2, 2]))
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_what_cannot_be_evaluated_is_said_before_it_runs():
-    def first(logits):
-        return logits[:, 2]
-
-    model, images = ready("crate-alpha")
-    for words, change in {
-        "inputs and reference have the shapes": {"inputs": None},
-        "samples of one shape": {"reference": images[..., 1:]},
-        "seed=None: give a whole number": {"seed": None},
-        "seed=-1": {"seed": -1},
-    }.items():
-        options = {"inputs": images, "random": 1, "progress": False} | change
-        refuses(words, partial(evaluate, model, [(0, 0)], metric=first, **options))
-    with pytest.raises(ValueError, match=r"a tensor \[8\]: return one finite"):
-        scored(lambda logits: logits[:, 2] / torch.arange(8).sub(1).clamp(min=0).log())
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_a_metric_may_be_a_number_of_numpy():
-    _, _, whole = scored(lambda logits: logits[:, 2].mean().detach().numpy()[()])
-    _, _, same = scored(lambda logits: logits[:, 2].mean())
-    np.testing.assert_allclose(whole.table()["value"], same.table()["value"], rtol=1e-6)

@@ -68,13 +68,6 @@ def test_a_saved_folder_and_a_config_with_a_head(images, tmp_path):
     assert ci.load(tmp_path / "whole").has_logits
 
 
-def test_what_contradicts_head():
-    _, weights, _, told = written("crate")
-    with pytest.raises(ci.CheckpointError, match="head=False with n_classes=3: give head=False"):
-        ci.load(weights, head=False, n_classes=3, **told)
-    refuses("have no n_classes", lambda: ci.load("crate-tiny-lm", head=False), ci.CheckpointError)
-
-
 def test_the_readers_of_logits_refuse(headless, images):
     cache = headless.run_with_cache(images)[1]
     for read, match in (

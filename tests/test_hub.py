@@ -164,11 +164,6 @@ def test_server_gone_and_offline(table, hub, tmp_path, monkeypatch):
 # ------------------------------------------------------------------ names
 
 
-def test_names_of_repos():
-    for address in ("hf://some/one", "https://huggingface.co/some/one/tree/main"):
-        fails("Give 'some/one', with file='...'", address)
-
-
 @pytest.mark.parametrize(
     "name", ["../..:train", "a/..:train", "a/b:..", "a/b", "a/b:", "a/b/c:test", "a b/c:test"]
 )

@@ -98,12 +98,6 @@ def test_the_other_seeds_are_models_and_stand_in_the_card():
         assert model.cfg == shipped.cfg and not torch.equal(model.W_E, shipped.W_E)
 
 
-def test_both_are_small():
-    folders = [ASSETS / "crate-tiny-induction", ASSETS / "gpt-tiny-induction"]
-    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < 2_000_000
-
-
 @pytest.mark.parametrize("family", ["crate-lm", "gpt-baseline"])
 def test_training_goes_on_to_the_same_bits(family, tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "BATCH", 4)

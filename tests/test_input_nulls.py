@@ -1,11 +1,9 @@
 """What the input alone gives ci.segment and ci.linear_probe: by hand, slowly, and in headlines."""
 
-import json
 from collections import Counter
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -14,12 +12,10 @@ from sklearn.linear_model import LogisticRegression
 
 import crate_interp as ci
 from conftest import make, make_lm
-from crate_interp.core.files import digest_of_bytes
 from crate_interp.measures import input_maps, mass_mask, top_mask
 from crate_interp.measures.maps import MAPS
 from crate_interp.sweeps.linear_probes import input_features
 from segments import PATCH, dataset, model
-from selection import few
 from test_segment import slow_scores
 
 LARGE = (5, 7)  # a grid with an inside
@@ -97,16 +93,6 @@ def test_maps_agree_with_loops_over_pixels():
     assert len(kept) == 2  # the background is the first cluster in some pictures only
 
 
-@pytest.mark.usefixtures("unchecked")
-def test_pictures_that_are_no_whole_patches_are_refused():
-    for images, patch in ((pictures(), (2, 4)), (pictures()[0], PATCH), (pictures(), (0, 5))):
-        with pytest.raises(ValueError, match="in multiples of the patch|got shape"):
-            input_maps(images, patch)
-    with pytest.raises(ValueError, match="takes floats, got torch.uint8"):
-        input_maps(torch.zeros(1, 3, 6, 20, dtype=torch.uint8), PATCH)
-    assert input_maps(pictures(), PATCH).dtype == torch.float32
-
-
 @pytest.fixture(scope="module")
 def of_classes():
     """Pictures, of which one has no object, with masks of several classes; and their scores."""
@@ -168,86 +154,6 @@ def test_brightness_does_not_matter_and_a_mirrored_picture_has_mirrored_maps(see
     torch.testing.assert_close(input_maps(3 * images, PATCH)[:, 1:], 9 * maps[:, 1:])
     mirrored = maps.unflatten(2, LARGE).flip(axes).flatten(2)
     torch.testing.assert_close(input_maps(images.flip(axes), PATCH), mirrored)
-
-
-def planted(decoy):
-    """A network whose last layer attends to its objects and one patch more, its data, its hooks.
-
-    Objects are two patches of one texture, somewhere in the picture. decoy: whether they are faint,
-    beside three bright patches of another texture. The network knows the texture.
-    """
-    net, random = model(image_size=(20, 35)), np.random.default_rng(0)
-    textures = (
-        random.integers(-2, 3, (2, *PATCH)) + np.array([104 if decoy else 250, 250])[:, None, None]
-    )
-    images, masks = np.full((8, 20, 35), 100), np.zeros((8, 20, 35), bool)
-    for image, mask in zip(images, masks, strict=True):
-        row, column = 4 * random.integers(1, 4), 5 * random.integers(1, 4)
-        image[row : row + 4, column : column + 10] = np.tile(textures[0], (1, 2))
-        mask[row : row + 4, column : column + 10] = True
-        if decoy:
-            image[4:16, 25:30] = np.tile(textures[1], (3, 1))
-    for mask in masks[::2]:  # scores that are all the same tell nothing: one patch of the two
-        mask[:, mask.any(axis=0).argmax() + 5 :] = False
-
-    def coloured(values):
-        return torch.from_numpy(values.astype(np.uint8))[:, None].expand(-1, 3, -1, -1)
-
-    with torch.no_grad():
-        only = net.preprocess(coloured(np.tile(textures[0], LARGE)[None]))
-        patch = net.run_with_cache(only)[1]["hook_embed"][0, 1]
-    seen = {}
-
-    def look(embed, hook):
-        seen["on"] = ((embed[:, 1:] - patch) ** 2).sum(dim=-1) < 1e-6
-
-    def attend(pattern, hook):
-        on = torch.nn.functional.pad(seen["on"] | seen["on"].roll(1, dims=1), (1, 0))
-        return (on / on.sum(dim=1, keepdim=True))[:, None, None].expand_as(pattern)
-
-    hooks = [("hook_embed", look), ("blocks.1.attn.hook_pattern", attend)]
-    return net, {"image": coloured(images), "mask": torch.from_numpy(masks)}, hooks
-
-
-@pytest.mark.parametrize("decoy", few([False, True]))
-def test_a_head_finds_objects_only_beyond_the_strongest_map_of_the_picture(decoy):
-    """Of three patches of attention two are right, and one in every other picture: 1/2 on average.
-
-    Contrast has only the two patches, or decoys too.
-    """
-    net, data, hooks = planted(decoy)
-    with net.hooks(hooks):
-        result = ci.segment(net, data, untrained=1, mass=1.0, tag="planted", progress=False)
-    row, headline = result.overall(), result.headline()
-    assert row["value"] == pytest.approx(0.5) and row["n"] == 8
-    words = "a map of colour contrast to the border"
-    if decoy:
-        assert row[row["strongest"]] < 0.6 and row["excess_low"] > 0
-        assert headline.startswith("One head (L1H0) finds objects: Jaccard index 0.500")
-    else:
-        assert row["strongest"] == "border_colour" and row["border_colour"] == 0.75
-        assert row["excess_high"] < 0
-        assert f"One head (L1H0) finds objects, worse than {words} (0.750):" in headline
-        assert f"{words}, on average the strongest of 6 masks without a network, 0.750" in headline
-        assert f"{words} 0.750" in result.text()
-        assert row["excess"] == pytest.approx(-0.25) and "(difference -0.250, -0." in headline
-
-
-def test_a_result_of_an_older_version_is_refused_in_a_sentence(of_classes, tmp_path):
-    result = of_classes[1]
-    result.save(tmp_path)
-    path, place = tmp_path / "constants.parquet", tmp_path / "meta.json"
-    table = pd.read_parquet(path)
-    old = table[["sample", "label", "all_token", "all_pixel"]]
-    old.assign(mass_token=0.5, top_token=0.5).to_parquet(path, index=False)
-    meta = json.loads(place.read_text())
-    meta["files"][path.name] = digest_of_bytes(path.read_bytes())
-    place.write_text(json.dumps(meta))
-    with pytest.raises(ValueError, match="an older version measured it"):
-        ci.SegmentResult.load(tmp_path)
-    some = table.assign(border_colour_mass_token=[0.5, np.nan, 0.5, 0.5, 0.5, 0.5])
-    with pytest.raises(ValueError, match="lacks scores of border_colour: an older version"):
-        ci.SegmentResult({**result.stored, "constants": some}, result.meta)
 
 
 def test_features_of_the_input_by_hand():

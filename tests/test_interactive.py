@@ -7,14 +7,11 @@ import re
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import crate_interp as ci
 from browser import driven, looked_over  # noqa: F401
 from browser import opened as shown_in
-from chromium import opened, require
 from conftest import BATCH, HEADS, LAYERS, make, make_lm, refuses
-from crate_interp.viz.pages.cache_views import tokens_of
 
 TEXT = "In the beginning was the Word"
 
@@ -53,29 +50,6 @@ def test_attention_of_images(cache):
     assert "http" not in html and html.count("<script") == 2
 
 
-def words_of(page):
-    """A page without the marks of words that it explains."""
-    return re.sub("</?abbr[^>]*>", "", page.html())
-
-
-def test_attention_says_which_head_singles_out_most(cache):
-    """Against the entropy probe, head by head."""
-    entropy = ci.probe(cache, "attention").heads().query("statistic == 'entropy' and layer == 1")
-    pages = [ci.viz.attention(cache, 1, sample=sample) for sample in range(BATCH)]
-    per_sample = np.stack([
-        [-(row * np.log(row)).sum(axis=-1).mean() for row in cache["pattern", 1][sample].numpy()]
-        for sample in range(BATCH)
-    ])  # fmt: skip
-    np.testing.assert_allclose(per_sample.mean(axis=0), entropy["mean"], rtol=1e-5)
-    for page, values in zip(pages, per_sample, strict=True):
-        wanted = (
-            f"L1H{values.argmin()} is the most selective head: a token looks at "
-            f"{np.exp(values.min()):.1f} tokens on average"
-        )
-        assert wanted in words_of(page) and "Even attention would be 13.0" in words_of(page)
-        assert matrix(page)["first"] == values.argmin()
-
-
 def test_attention_of_texts_names_its_tokens_without_being_asked():
     lm = ci.load("crate-tiny-lm")
     _, cache = lm.run_with_cache(TEXT)
@@ -96,14 +70,6 @@ def test_attention_of_texts_names_its_tokens_without_being_asked():
     with lm.hooks([("hook_embed", lambda x, hook: x + 1)]):  # no token embeds to that
         _, moved = lm.run_with_cache(TEXT)
     assert matrix(ci.viz.attention(moved, 2))["tokens"][:2] == ["0", "1"]
-
-
-def test_the_embedding_of_a_rotary_model_is_read_too():
-    lm = make_lm("nanochat-crate")
-    tokens = torch.randint(47, (2, 11), generator=torch.Generator().manual_seed(0))
-    _, cache = lm.run_with_cache(tokens)
-    lm.tokenizer = object()  # without one there are no names, and nothing is looked for
-    assert tokens_of(cache, 1) == tokens[1].tolist()
 
 
 def test_activations_are_a_grid_of_patches_or_tokens(cache):
@@ -127,18 +93,6 @@ def test_activations_are_a_grid_of_patches_or_tokens(cache):
     assert first == (str(layer), str([3, 5][atom]))  # circuitsvis opens on these
 
 
-@pytest.mark.usefixtures("unchecked")
-def test_an_image_lies_below_its_maps(cache, images):
-    for page in (
-        ci.viz.attention(cache, 1, images=images),
-        ci.viz.activations(cache, [0, 1], images=images),
-    ):
-        assert "url('data:image/png;base64," in page.html()
-    for wrong in (images[:1], images[0]):
-        with pytest.raises(ValueError, match="images=.*give the batch of 2 images"):
-            ci.viz.attention(cache, 1, images=wrong)
-
-
 def test_top_tokens():
     lm = make_lm("crate-lm")
     _, cache = lm.run_with_cache(
@@ -156,29 +110,6 @@ def test_top_tokens():
         or (code[:, [5, 2]] == 0).any()
     )
     assert props["tokens"] == [list("abcdefg"), list("hijklmn")]
-
-
-def test_atoms_say_which_is_on_most_and_where(cache):
-    code = torch.stack([cache["post", layer][1][:, [3, 1]] for layer in (0, 2)])
-    layer, pos, atom = (int(k) for k in (code == code.max()).nonzero()[0])
-    where = "CLS" if pos == 0 else f"patch {(pos - 1) // 4},{(pos - 1) % 4}"
-    name, share = f"Atom {(3, 1)[atom]} of layer {(0, 2)[layer]}", 100 * (code > 0).double().mean()
-    said = (
-        f"{name} is on most strongly: {code.max():.3g} at {where}. Over all tokens {share:.3g}"
-        "\u00a0% of the values are above 0."
-    )
-    assert said in words_of(ci.viz.activations(cache, [3, 1], layers=[0, 2], sample=1))
-
-    lm = make_lm("crate-lm")
-    _, told = lm.run_with_cache(torch.randint(47, (2, 3)))
-    held = told["blocks.1.mlp.hook_post"]
-    held[:], held[1, 2, 5] = -1, 7.5
-    names = [list("abc"), list("def")]
-    page = words_of(ci.viz.top_tokens(told, [5, 2], layers=[1], tokens=names))
-    assert "Atom 5 of layer 1 is on most strongly: 7.5 at the token \u201cf\u201d. Over all" in page
-    held[:] = 0
-    page = words_of(ci.viz.activations(told, 2, layers=[1], tokens=list("abc")))
-    assert "These atoms are off: no value is above 0 in any token." in page
 
 
 def test_twelve_heads_of_197_tokens_are_under_a_megabyte():
@@ -210,20 +141,6 @@ def test_the_last_row_of_the_lens_is_the_models_answer(name):
     assert html.count("<tr>") >= LAYERS + 1 and "<kind" not in html
 
 
-@pytest.mark.slow
-def test_results_show_themselves_in_a_notebook():
-    model = ci.load("crate-tiny-pictures")
-    data = "embedded:pictures"
-    for result, words in (
-        (ci.sweep(model, data, limit=8, controls=0, progress=False), "zero_fraction"),
-        (ci.segment(model, data, limit=8, untrained=0, progress=False), "mask of another image"),
-        (ci.atoms(model, data, limit=8, progress=False), "coherence"),
-        (ci.audit(model, data, limit=4, untrained=0, progress=False), "objective falls"),
-    ):
-        html = result._repr_html_()
-        assert words in html and html.startswith("<") and "nan, nan" not in html
-
-
 @pytest.mark.usefixtures("unchecked")
 def test_what_does_not_fit_is_said(cache, model, images):
     _, few = model.run_with_cache(images, names_filter="hook_embed")
@@ -249,28 +166,6 @@ def test_what_does_not_fit_is_said(cache, model, images):
         ("sample=-1", lambda: lens(cache, sample=-1)),
     ):
         refuses(words, call)
-
-
-@pytest.mark.slow
-def test_a_browser_draws_the_views_and_asks_for_nothing(tmp_path):
-    require()
-    model = ci.load("crate-tiny-pictures")
-    with torch.no_grad():
-        _, cache = model.run_with_cache(model.preprocess(ci.data.embedded("pictures")[:1]["image"]))
-    page = ci.viz.attention(cache, 3).save(tmp_path / "page.html")
-    document, asked = opened(page)
-    assert (
-        all(f"L3H{head}" in document for head in range(6))
-        and document.count("<canvas") == 7
-        and not asked
-    )
-    opened(page, picture=tmp_path / "page.png")
-    with Image.open(tmp_path / "page.png") as shot:
-        assert len(np.unique(np.asarray(shot.convert("RGB"))[150:].reshape(-1, 3), axis=0)) > 20
-    (tmp_path / "leak.html").write_text('<img src="http://127.0.0.1:9/x.png">')
-    assert opened(tmp_path / "leak.html")[1] == [
-        "http://127.0.0.1:9/x.png"
-    ]  # the check sees what a page asks for
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,9 @@ from crate_interp.stats.intervals import (
     SPLITS,
     halves,
     holm,
-    interval_words,
     mean_interval,
     over_splits,
     share_interval,
-    signs,
 )
 from selection import few
 
@@ -131,13 +129,6 @@ def test_intervals_follow_shifts_and_scales(seed, scale, shift):
     np.testing.assert_allclose(mean_interval(-values)[0], -high, **close)
 
 
-def test_the_order_of_samples_is_noise():
-    values = np.random.default_rng(6).exponential(size=(41, 1))
-    one, two = np.array(mean_interval(values)), np.array(mean_interval(values[::-1]))
-    # a quantile of 10,000 draws is off by about 0.03 of the error
-    assert 0 < np.abs(one - two).max() < 0.12 * studentised(values).error[0]
-
-
 def test_intervals_do_not_depend_on_other_columns_or_on_how_much_is_held(monkeypatch):
     values = normal(2, 31, 3)
     whole = mean_interval(values)
@@ -191,16 +182,6 @@ def test_networks_that_do_not_vary_or_are_too_few():
     few = against_networks(own, error, np.full((1, 4), 0.1))
     assert np.isnan([few.value, *few.ends, few.p]).all()
     assert (np.array([few.towards(1), few.towards(-1)]) == 1).all()
-
-
-def test_signs_and_words_of_intervals():
-    low, high = np.array([0.1, -1.0, -2.0, np.nan, 0.0]), np.array([0.2, 1.0, -1.0, np.nan, 1.0])
-    assert signs(low, high).tolist() == [1, 0, -1, 0, 0] and signs(0.1, 0.2) == 1
-    assert interval_words(0.1234, 2.0) == "95 % interval +0.123 to +2"
-    assert interval_words(-1.0, 0.5, ".2f", "") == "-1.00 to 0.50"
-    assert interval_words(-np.inf, 0.5) == "95 % interval -inf to +0.5"
-    for ends in ((np.nan, np.nan), (-np.inf, np.inf)):
-        assert interval_words(*ends) == "too few samples for an interval"
 
 
 def test_holm_by_hand():

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import crate_interp as ci
-from conftest import D_MODEL, FIXTURES, HEADS, LAYERS, LMS, make_lm, refuses
-from crate_interp.models.layers.context import causal_mask, rotary_table, rotate, window_sizes
+from conftest import FIXTURES, LAYERS, LMS, make_lm, refuses
 
 VOCAB, N_CTX = 47, 13
 
@@ -194,50 +193,3 @@ def test_bpe_agrees_with_a_slow_one(chat, text):
     pieces = re.findall(r" ?[a-z]+|[0-9]{1,2}| ?[^\sa-z0-9]+|\s+", text)
     slow = [token for piece in pieces for token in slow_bpe(piece.encode(), ranks)]
     assert "".join(pieces) == text and chat.tokenizer.encode(text) == slow
-
-
-def test_masks_and_windows():
-    mask = causal_mask(0, 5, 2, torch.device("cpu"))
-    assert mask.tolist() == [[0 <= i - j <= 2 for j in range(5)] for i in range(5)]
-    later = causal_mask(3, 2, None, torch.device("cpu"))
-    assert later.tolist() == [[j <= i for j in range(5)] for i in (3, 4)]
-    lm = make_lm("nanochat-crate", n_layers=5, window_pattern="SSL")
-    assert window_sizes(lm.cfg) == [6, 6, None, 6, None]  # n_ctx // 2; the last layer sees all
-    assert window_sizes(
-        make_lm("nanochat-crate", n_layers=2, window=False, window_pattern="SS").cfg
-    ) == [None, None]
-
-
-def test_rotations():
-    """A rotated pair depends only on the distance of its positions; codes have length sqrt(p)."""
-    cfg = make_lm("nanochat-crate").cfg
-    codes = torch.randn(1, 9, HEADS, 6, dtype=torch.float64)
-    codes[:] = codes[:, :1]  # the same code everywhere
-    cos, sin = rotary_table(cfg, torch.arange(9))
-    assert cos.dtype == torch.bfloat16 and cos.shape == (9, 1, 3)
-    exact = torch.arange(9)[:, None] / 1e4 ** (torch.arange(3) * 2 / 6)
-    turned = rotate(codes, (exact.cos()[:, None].double(), exact.sin()[:, None].double()), 0.0)
-    torch.testing.assert_close(
-        turned.square().mean(-1), torch.ones(1, 9, HEADS, dtype=torch.float64)
-    )
-    gram = torch.einsum("bihp,bjhp->bhij", turned, turned)
-    for distance in range(1, 5):
-        diagonal = gram.diagonal(distance, dim1=-2, dim2=-1)
-        torch.testing.assert_close(
-            diagonal, diagonal[..., :1].expand_as(diagonal), atol=1e-6, rtol=1e-6
-        )
-
-
-def test_initialisation_and_configs():
-    for name in LMS:
-        lm = make_lm(name)
-        assert ci.CrateConfig.from_dict(lm.cfg.to_dict()) == lm.cfg
-        assert (
-            lm.W_E.shape == (VOCAB, D_MODEL)
-            and lm.W_U.shape == (D_MODEL, VOCAB)
-            and lm.b_U.shape == (VOCAB,)
-        )
-        half = make_lm(name).to(torch.bfloat16)
-        assert half.cfg.dtype is torch.bfloat16 and half(ids()).dtype is torch.bfloat16
-        lm(ids(), "loss").backward()
-        assert all(value.grad is not None for value in lm.parameters())

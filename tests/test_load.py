@@ -88,15 +88,6 @@ def test_variants(images):
     )
 
 
-def test_dtype_and_device(model):
-    weights = published_layout(model)
-    double = ci.load(weights, dtype=torch.float64, **given(model))
-    assert double.cfg.dtype is torch.float64 and double.pos_embed.dtype is torch.float64
-    half = {name: value.half() for name, value in weights.items()}
-    assert ci.load(half, **given(model)).cfg.dtype is torch.float32
-    fails("dtype=torch.int64: give a floating torch", weights, dtype=torch.int64, **given(model))
-
-
 def test_the_demo_head(tmp_path, images):
     """The keys of CRATE and two more, which make mlp_head a feature map and head the classes."""
     model = make("crate", d_features=17)

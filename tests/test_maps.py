@@ -109,17 +109,6 @@ def test_what_does_not_fit_is_said(model, images, cache):
     refuses(r"the cache lacks 'blocks.1.attn.hook_pattern'", lambda: attention(few, 1), KeyError)
 
 
-def test_numbers_of_any_kind_and_a_layer_named_twice(cache, images):
-    whole = ci.maps.codes(cache, 0, [3, 1])
-    for atoms in (np.array([3, 1]), torch.tensor([3, 1]), (np.int64(3), 1)):
-        assert torch.equal(ci.maps.codes(cache, 0, atoms), whole)
-    assert torch.equal(ci.maps.codes(cache, 0, torch.tensor(3)), whole[:, :1])
-    assert torch.equal(
-        ci.maps.attention(cache, 0, query=np.int64(2)), ci.maps.attention(cache, 0, query=(0, 1))
-    )
-    assert ci.viz.head_grid(cache, images, layers=[0, 0, -LAYERS]).html().count('type="radio"') == 1
-
-
 def tiles(html):
     """The palette index of every tile over a picture, in order."""
     return [
@@ -159,14 +148,3 @@ def test_the_page_of_twelve_heads_of_197_tokens_is_small():
             images, names_filter=ci.hooks.every_layer(model, ci.hooks.PATTERN)
         )
     assert len(ci.viz.head_grid(cache, images).html()) < 1_000_000
-
-
-def test_other_queries_on_the_figure(cache, images):
-    figure = ci.viz.attention_on_image(cache, 0, images, query=(1, 2))
-    (shown,) = figure.axes[1].get_images()
-    np.testing.assert_allclose(shown.get_array(), ci.maps.attention(cache, 0, query=(1, 2))[0, 0])
-    assert "patch (1, 2)" in figure.get_suptitle()
-    tokens = cache["pattern", 0].shape[-1]
-    assert f"an even share is {1 / tokens:.2g};" in figure.get_suptitle().replace("\n", " ")
-    on_cls = cache["pattern", 0][0, 0, 1 + 1 * cache.model.cfg.grid[1] + 2, 0]
-    assert figure.axes[1].get_xlabel().endswith(f"CLS {on_cls:.2g}")

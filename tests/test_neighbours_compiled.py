@@ -52,18 +52,6 @@ def test_a_hook_added_later_fires_and_the_model_says_so_once(counting):
 
 
 @pytest.mark.slow
-def test_caches_and_patches_of_a_compiled_model_need_no_compiling(counting):
-    model, images = make(), pictures(2)
-    compiled = torch.compile(model, fullgraph=True, backend=counting)
-    plain = compiled(images)
-    out, cache = compiled.run_with_cache(images)
-    assert torch.equal(out, plain) and set(cache) == set(model.run_with_cache(images)[1])
-    patched = compiled.run_with_hooks(images, fwd_hooks=[(POINT, zero)])
-    assert torch.equal(patched, model.run_with_hooks(images, fwd_hooks=[(POINT, zero)]))
-    assert not torch.equal(patched, plain) and counting.times == 1
-
-
-@pytest.mark.slow
 def test_a_model_compiled_in_place_runs_plainly_while_it_has_hooks(counting):
     model, images = make(), pictures(2)
     plain = model(images)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.func import functional_call, grad, jacrev, vmap
+from torch.func import functional_call, grad, vmap
 
 from conftest import make, make_lm
 from neighbours import LMS, VISION, ids, make_clip, pictures
@@ -44,15 +44,6 @@ def test_gradients_per_sample_are_those_of_one_sample_at_a_time():
         model(row[None], return_type="loss").backward()
         for name, value in model.named_parameters():
             torch.testing.assert_close(per_sample[name][index], value.grad, atol=1e-9, rtol=1e-7)
-
-
-def test_the_jacobian_of_a_vision_model_is_that_of_autograd():
-    model, images = make().double(), pictures(1).double()
-    whole = jacrev(model)(images)[0]  # [class, 1, channels, height, width]
-    images.requires_grad_()
-    for index in (0, 5):
-        (alone,) = torch.autograd.grad(model(images)[0, index], images)
-        torch.testing.assert_close(whole[index], alone, atol=1e-10, rtol=1e-8)
 
 
 # --- torch.export ---

@@ -52,15 +52,6 @@ def test_starting_over_removes_no_file_of_another(tmp_path, name, content):
     assert run(tmp_path, resume=False) == (WHOLE, CHUNKS)
 
 
-def test_a_chunk_that_was_changed_is_kept_and_measured_again(tmp_path):
-    run(tmp_path)
-    (tmp_path / "chunks" / "sweep-000000+4.parquet").write_text("precious")
-    refuses("'chunks/sweep-000000.4.parquet'. Nothing", lambda: run(tmp_path, resume=False))
-    assert run(tmp_path) == (WHOLE, CHUNKS)
-    (kept,) = (tmp_path / "chunks").glob("sweep-000000+4.parquet.*.damaged")
-    assert kept.read_text() == "precious"
-
-
 @pytest.mark.parametrize("name", ["samples.parquet", "report.html", "summary.txt"])
 def test_a_report_replaces_no_file_of_another(tmp_path, name):
     (tmp_path / name).write_text("precious")
@@ -99,20 +90,6 @@ def test_nothing_is_written_through_a_link(tmp_path, name, resume):
     refuses(f"{name}' is a link.*remove it", lambda: run(out, resume=resume))
     assert before == (files_of(victim) if name == "chunks" else victim.read_text())
     assert path.is_symlink()
-
-
-@pytest.mark.parametrize("name", [".crate-interp.lock", "samples.parquet", "meta.json"])
-def test_a_saved_result_goes_through_no_link(tmp_path, sweeps, name):
-    out, victim = tmp_path / "out", tmp_path / "victim"
-    sweeps[0].save(out)
-    if (out / name).exists():
-        (out / name).rename(victim)
-    else:
-        victim.write_text("precious")
-    (out / name).symlink_to(victim)
-    before = victim.read_bytes()
-    refuses(f"{name}' is a link where a file is to be written", lambda: sweeps[1].save(out))
-    assert victim.read_bytes() == before and (out / name).is_symlink()
 
 
 # --- names that we look for, as what the user may have there ---

@@ -82,14 +82,6 @@ def test_a_zero_in_the_middle_takes_the_token_out(lm):
         torch.testing.assert_close(held, lm(torch.tensor([kept]))[0], **CLOSE)
 
 
-def test_a_mask_of_ones_changes_no_bit(lm):
-    tokens = torch.tensor([texts()[0]])
-    with torch.no_grad():
-        for dtype in (torch.bool, torch.long, torch.float32):
-            ones = torch.ones(1, 6, dtype=dtype)
-            assert torch.equal(lm(tokens, attention_mask=ones), lm(tokens))
-
-
 def test_gradients_with_padding_are_finite_and_those_of_the_texts(lm):
     rows = texts()
     tokens, real = padded(rows, 5, "left")

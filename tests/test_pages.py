@@ -94,16 +94,6 @@ def test_print_opens_what_folds(driven, report):  # noqa: F811
         assert table.is_visible() and not shown.page.locator(".scheme").is_visible()
 
 
-def test_the_tables_of_an_audit_stay_off_paper(driven, pages):  # noqa: F811
-    with opened(driven, pages[1]) as shown:
-        shown.page.locator("#numbers > summary").click()
-        heading, words = shown.page.locator(".on-screen"), shown.page.locator(".on-paper")
-        assert heading.is_visible() and not words.is_visible()
-        shown.page.emulate_media(media="print")
-        assert not heading.is_visible() and words.is_visible()
-        assert not shown.page.locator(".on-screen table").first.is_visible()
-
-
 def _escaped(text):
     return text.replace("&", "&amp;").replace('"', "&quot;")
 

@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq, minimize_scalar
 from scipy.stats import binomtest
 
-import crate_interp as ci
-from crate_interp.circuits.head_ablation import HeadAblation
 from crate_interp.stats.bootstrap import studentised
 from crate_interp.stats.intervals import paired_shares
 
@@ -90,19 +88,3 @@ def test_few_flips_leave_out_0_no_more_often_than_asked():
     assert ((low > 0) | (high < 0)).mean() <= 0.05 and (p <= 0.05).mean() <= 0.05
     ends = studentised(flips[:, :100]).interval()
     assert ((ends[0] > 0) | (ends[1] < 0)).mean() > 0.1
-
-
-@pytest.mark.slow
-def test_a_head_ablation_of_accuracy_counts_flips():
-    model = ci.load("crate-tiny-fashion")
-    found = ci.ablate_heads(model, "embedded:fashion", limit=32, metric="accuracy", progress=False)
-    base = found.table("base").set_index("sample")["base"]
-    wide = found.table("samples").pivot(index="sample", columns=["layer", "head"], values="ablated")
-    drops = -wide.sub(base, axis=0).to_numpy()
-    low, high = paired_shares(drops).ends
-    rows = found.heads()
-    np.testing.assert_array_equal(rows["low"], low)
-    np.testing.assert_array_equal(rows["high"], high)
-    assert np.isfinite(rows[["low", "high", "p"]]).all(axis=None) and (low < 0).any()
-    assert isinstance(found, HeadAblation) and "Tango" in found.legend()
-    assert "bootstrap" not in found.legend()

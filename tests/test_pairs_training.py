@@ -4,7 +4,6 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -21,20 +20,6 @@ from trainings import goes_on
 @pytest.fixture
 def data():
     return demo.Pasted(*rectangles_and_noise(12, width=140))
-
-
-def test_pictures_have_exact_masks_and_do_not_depend_on_their_neighbours(data):
-    images, labels = data.tensors(12, "")
-    picture, mask = data.one(7)
-    assert np.array_equal(images[7].permute(1, 2, 0).numpy(), picture)
-    assert images.shape == (12, 3, 32, 32) and images.dtype == torch.uint8 and labels[7] == 7
-    assert mask.shape == (32, 32) and mask.sum() == 77
-    rows, columns = np.nonzero(mask.any(1))[0], np.nonzero(mask.any(0))[0]
-    assert np.ptp(rows) == 10 and np.ptp(columns) == 6
-    bare = demo.Pasted((np.zeros_like(data.objects), data.labels), data.textures)
-    background, nothing = bare.one(7)
-    assert not nothing.any() and np.array_equal(picture[~mask], background[~mask])
-    assert (picture[mask] != background[mask]).any()
 
 
 def test_a_batch_depends_on_step_and_seed_alone_and_an_epoch_shows_each_once(data, monkeypatch):
@@ -80,34 +65,6 @@ def test_both_kinds_have_one_budget():
         == pairs.digest(pairs.make_model("crate", 0))
         != pairs.digest(pairs.make_model("crate", 1))
     )
-
-
-def test_what_is_written_is_rounded_and_read_back(data, tmp_path):
-    images, labels = data.tensors(12, "")
-    for kind in pairs.KINDS:
-        model = pairs.make_model(kind, 0).eval()
-        demo.write_model(model, kind, tmp_path / kind)
-        again = reading(kind, tmp_path / kind)
-        with torch.no_grad():
-            assert torch.equal(pairs.logits(again, images), pairs.logits(model, images))
-        largest = max(
-            value.abs().max() for value in pairs.make_model(kind, 0).state_dict().values()
-        )
-        for name, value in pairs.make_model(kind, 0).state_dict().items():
-            gap = (model.state_dict()[name] - value).abs().max()
-            assert gap <= 2**-11 * largest, name
-    assert 0 <= demo.accuracy(model, images, labels) <= 1
-
-
-def reading(kind, folder):
-    """A network as its own library reads it, in float32."""
-    if kind == "crate":
-        import crate_interp as ci
-
-        return ci.load(str(folder))
-    from transformers import ViTForImageClassification
-
-    return ViTForImageClassification.from_pretrained(folder).eval()
 
 
 def test_the_stored_search_is_of_the_grid_and_both_kinds_had_one_budget():

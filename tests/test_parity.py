@@ -73,13 +73,6 @@ def test_a_model_of_images_says_how_its_loss_is_had():
     refuses("give a tensor of whole", lambda: model(images, labels=["circle", "cross"]))
 
 
-def test_only_the_baseline_has_biases_before_its_step(lm):
-    assert hasattr(lm, "b_in") == (lm.cfg.family == "gpt-baseline")
-    if not lm.cfg.residual:
-        _, cache = lm.run_with_cache(TOKENS)
-        refuses("replaces the stream", lambda: cache.stack_neuron_results(1), RefusedError)
-
-
 def test_weights_are_those_that_transformerlens_reads(lm):
     ours, theirs = lm.tl_parameters(), get_bridge_params(lm)
     made_up = {name for name in theirs if name.endswith("mlp.b_in") and name not in ours}
@@ -208,18 +201,6 @@ def test_every_alias_is_its_point(family, images):
         assert not model.run_with_cache(data)[1]["resid_post", 1].any()
     model.reset_hooks()
     assert leftover_hooks(model) == []
-
-
-def test_a_function_sees_our_names_first(lm):
-    assert lm.matching_points(lambda name: name.endswith(".hook_resid_pre")) == [
-        f"blocks.{layer}.hook_resid_pre" for layer in range(LAYERS)
-    ]
-    assert lm.matching_points(lambda name: name == "blocks.1.hook_in") == [
-        "blocks.1.hook_resid_pre"
-    ]
-    # an alias does not add points to those that a function selects by our names
-    assert all("mlp" in name for name in lm.matching_points(lambda name: "mlp" in name))
-    refuses("blocks.9.hook_in", lambda: lm.hook_dict["blocks.9.hook_in"], KeyError)
 
 
 @pytest.mark.parametrize("family", [*LMS, "crate", "crate-alpha"])

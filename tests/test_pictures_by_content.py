@@ -69,25 +69,6 @@ def test_another_picture_of_the_same_size_is_noticed(model, tmp_path, suffix):
     same(ci.sweep(model, source, out=out, **QUICK), wanted)
 
 
-@pytest.mark.slow
-def test_in_the_middle_of_a_run(model, ran):
-    root, out = ran / "in", ran / "half"
-    source, first, later = f"imagefolder:{root}", root / "a" / "02.png", root / "b" / "07.png"
-    assert ci.sweep(model, source, out=out, shard="0/2", **QUICK) is None  # chunks 0 and 2
-    before = first.read_bytes()
-    replace(first)
-    for shard in (None, "0/2", "1/2"):
-        with pytest.raises(ValueError, match=rf"^'a/02.png' in .*{HELD}"):
-            ci.sweep(model, source, out=out, shard=shard, **QUICK)
-    assert len(list((out / "chunks").glob("*.parquet"))) == 2  # refused before work starts
-    first.write_bytes(before)
-    replace(later)  # the chunk with this picture was not measured before
-    found = ci.sweep(model, source, out=ran / "new", **QUICK)
-    with pytest.raises(ValueError, match=rf"^'b/07.png' in .*{HELD}"):
-        ci.sweep(model, source, out=out, **QUICK)
-    same(ci.sweep(model, source, out=out, resume=False, **QUICK), found)
-
-
 VERBS = {
     "sweep": (ci.sweep, dict(controls=2)),
     "audit": (ci.audit, dict(untrained=1, grid=False)),

@@ -12,7 +12,6 @@ import reference
 sys.path.append(str(Path(__file__).parent.parent / "demos"))
 
 import planted as demo
-import planted_training as training
 from planted_defects import DEFECTS
 
 from crate_interp.measures import principal_angles
@@ -164,29 +163,3 @@ def test_a_defect_breaks_its_claims_and_no_other(name):
 
 
 # ---- training
-
-
-def test_training_goes_on_after_the_last_network(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(training, "HELD_OUT", 5)
-    monkeypatch.setattr(training, "chance", lambda *shape, **score: 0.2)
-    monkeypatch.setattr(
-        sys, "argv", ["planted_training.py", "--out", str(tmp_path), "--steps", "2", "--seeds", "2"]
-    )
-    train, trained = training.train, []
-
-    def stops(variant, seed, steps, bar):
-        if len(trained) == 3:
-            raise KeyboardInterrupt
-        trained.append((variant, seed))
-        return train(variant, seed, steps, bar)
-
-    monkeypatch.setattr(training, "train", stops)
-    with pytest.raises(KeyboardInterrupt):
-        training.main()
-    trained.clear()
-    monkeypatch.setattr(training, "train", lambda *args: trained.append(args[:2]) or train(*args))
-    training.main()
-    assert trained == [("t", 0), ("crate", 1), ("c", 1), ("n", 1), ("t", 1)]
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:5]] == list(training.VARIANTS)
-    assert (tmp_path / "planted.png").stat().st_size > 1000

@@ -165,16 +165,6 @@ def test_before_and_after_are_normalised_alike(images, mae):
         )
 
 
-def test_options_that_cannot_be():
-    for match, given in (
-        ("eps=0.0: give a finite number above 0", dict(eps=0.0)),
-        ("at='pre': give some of pre, mid, post", dict(at="pre")),
-        ("give some of pre, mid, post", dict(at=["pre", "end"])),
-        ("basis='qr' is none of stored, orthonormal", dict(basis="qr")),
-    ):
-        refuses(match, partial(ci.probes.compression, **given))
-
-
 @pytest.mark.slow
 def test_encoder_and_decoder_of_a_masked_autoencoder(mae):
     images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -214,32 +204,6 @@ def test_encoder_and_decoder_of_a_masked_autoencoder(mae):
     with pytest.raises(KeyError, match="the layers of decoder_blocks have no hook point"):
         sweep(mae, images, "sparsity", blocks="decoder_blocks")
     refuses("blocks='decoder': this HookedCrateMAE", lambda: sweep(mae, images, blocks="decoder"))
-
-
-def test_towers_of_a_clip():
-    clip = ci.load(
-        FIXTURES / "crate_alpha_clipa" / "crate_alpha_CLIPA_L14.pth", n_heads=4, text_n_heads=3
-    )
-    texts = torch.randint(0, clip.text.cfg.d_vocab, (3, clip.text.cfg.n_ctx))
-    result = sweep(clip.text, texts)
-    measured = set(result.meta["probes"])
-    assert {"compression", "sparsity", "attention"} <= measured
-    assert "alignment" not in measured  # a plain transformer has no U
-    uniform = math.log(clip.text.cfg.n_ctx)
-    assert values(result, "attention.entropy_uniform", 0) == pytest.approx(uniform)  # no mask
-    refuses("attn.hook_u", lambda: sweep(clip.text, texts, "alignment"))
-
-
-def test_zero_codes_are_counted(images):
-    model = make()
-    quiet = lambda codes, hook: codes.index_fill(1, torch.tensor([2, 5]), 0.0)  # noqa: E731
-    with model.hooks([("blocks.1.attn.hook_u", quiet)]):
-        result = sweep(model, images)
-    assert result.meta["counts"] == {
-        "compression.zero_codes": 2 * 5 * 5
-    }  # tokens x heads x samples
-    assert sweep(model, images).meta["counts"] == {"compression.zero_codes": 0}
-    assert "compression.zero_codes" not in result.samples()
 
 
 def test_text_is_cut_into_windows(monkeypatch):
@@ -286,19 +250,3 @@ def test_bad_text():
     ):
         with pytest.raises(ValueError, match=match):
             ci.sweep(lm, data, progress=False, limit=0 if match == "limit=0" else None)
-
-
-@pytest.mark.slow
-def test_embedded_text_is_what_the_tiny_model_has_not_seen():
-    lm = ci.load("crate-tiny-lm")
-    result = ci.sweep(lm, "embedded:held-out-text", probes="sparsity", limit=3, progress=False)
-    assert result.meta["n_samples"] == 3
-    windows = lm.windows(list(ci.data.embedded("held-out-text")["text"]))
-    assert (
-        windows.shape[1] == 128
-        and len(windows) > 300
-        and bool((windows[:, 0] == lm.tokenizer.bos_token_id).all())
-    )
-    with torch.no_grad():
-        loss = lm(windows[:64], return_type="loss").item()
-    assert 2.5 < loss < 4.2  # 3.32 over all of it, 6.95 untrained

@@ -5,7 +5,6 @@ That shards, other batches and a resumed run give the numbers of one run is in t
 
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,7 +19,6 @@ from conftest import make, refuses
 from crate_interp.circuits import composition, concentration
 from crate_interp.data import open_data
 from crate_interp.models.sae import SAEConfig
-from crate_interp.questions import untrained_twins
 from crate_interp.questions.experiment import Work
 from selection import few
 
@@ -118,39 +116,3 @@ def test_what_is_measured_when_the_work_dies_is_not_measured_again(vision, kind,
     (tmp_path / "meta.json").unlink()
     same(whole, measure(out=tmp_path, **options))
     assert len(counted.done) == chunks and (tmp_path / "meta.json").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["audit", "segment"])
-def test_more_shards_than_chunks(vision, kind, tmp_path):
-    verb, options, *_ = KINDS[kind]
-    measure = partial(verb, *vision, **QUIET, **options)
-    for place in reversed(range(7)):  # those without a chunk first
-        found = measure(out=tmp_path, shard=f"{place}/7")
-    same(measure(), found)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["audit", "segment"])
-def test_twins_are_made_only_where_they_are_measured(vision, kind, tmp_path, monkeypatch):
-    verb, options, *_ = KINDS[kind]
-    seeds, twin = [], untrained_twins.twin
-
-    def counted(model, seed):
-        seeds.append(seed)
-        return twin(model, seed)
-
-    for room in ("audits", "segmentation"):
-        monkeypatch.setattr(import_module(f"crate_interp.{room}.run"), "twin", counted)
-    verb(*vision, out=tmp_path, **QUIET, **options)
-    assert seeds == [0, 1]
-    (tmp_path / "chunks" / "untrained-1-000000+4.parquet").unlink()
-    (tmp_path / "meta.json").unlink()
-    verb(*vision, out=tmp_path, **QUIET, **options)
-    assert seeds == [0, 1, 1]
-
-
-def test_composition_of_weights_takes_no_folder(tmp_path):
-    refuses("out is for through=.data.", lambda: composition(make(), out=tmp_path))
-    refuses("needs a folder that all shards share", lambda: composition(make(), shard="0/2"))
-    assert not list(tmp_path.iterdir())

@@ -108,32 +108,12 @@ def test_what_a_worker_took_with_it_is_measured_again(monkeypatch, dies, alone):
     assert cluster.calls == 8 + len(dies)
 
 
-def test_a_chunk_whose_worker_always_dies(monkeypatch):
-    cluster = ray_stand_in.install(monkeypatch, dies=set(range(3, 100)))
-    with pytest.raises(ValueError, match="process of samples .* died 9 times.*batch_size"):
-        work("sweep", **SMALL, engine="ray")
-    assert cluster.cancelled == cluster.waiting
-
-
 def test_a_worker_with_other_software_is_refused(monkeypatch):
     ray_stand_in.install(monkeypatch, versions={"torch": "1.0", "torch threads": 7})
     with pytest.raises(
         ValueError, match=r"torch .* \(driver: 1.0\).*threads 1 \(driver: 7\).*would differ"
     ):
         work("sweep", **SMALL, engine="ray")
-
-
-def test_an_error_of_a_chunk_comes_out_alone(monkeypatch):
-    ray_stand_in.install(monkeypatch)
-    model = network()
-
-    def fail(acts, hook):
-        raise ValueError("its own words")
-
-    model.blocks[0].hook_resid_pre.add_hook(fail)
-    with pytest.raises(ValueError, match="^its own words$") as caught:
-        work("sweep", **SMALL, model=model, engine="ray")
-    assert caught.value.__cause__ is None and caught.value.__suppress_context__
 
 
 def test_without_ray(monkeypatch):

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import crate_interp as ci
-from conftest import make, make_lm, refuses
+from conftest import make, refuses
 from crate_interp.measures import l1_norm, layer_objectives
 
 
@@ -142,36 +142,3 @@ def test_hooks_come_off_and_a_caller_is_told(images):
         raise KeyError
     assert not any(block._forward_pre_hooks for block in model.blocks)
     assert "layers=[2], eps=0.1, lambd=0.1, penalty='l0'" in repr(penalty)
-
-
-def test_a_language_model_is_regularised_too():
-    model = make_lm()
-    with ci.SRRRegularizer(model) as penalty:
-        model(torch.arange(26).reshape(2, 13))
-        assert penalty().isfinite()
-
-
-@pytest.mark.parametrize(
-    "given, words",
-    [
-        (dict(weight=-1.0), "weight=-1.0: give a finite number"),
-        (dict(weight=float("nan")), "weight=nan"),
-        (dict(lambd=-0.1), "lambd=-0.1"),
-        (dict(eps=0.0), "eps=0.0: give a finite number above 0"),
-        (dict(layers="first"), "layers"),
-        (dict(layers=[3]), r"layers=\[3\]: give 'last', 'random' or different"),
-        (dict(layers=[1, 1]), "different numbers from 0 to 2"),
-        (dict(layers=[]), "give 'last'"),
-        (dict(layers=5), "layers=5: give 'last'"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_what_makes_no_sense_is_refused(given, words):
-    refuses(words, lambda: ci.SRRRegularizer(make(), **given))
-
-
-def test_inference_mode_is_named(images):
-    model = make()
-    with ci.SRRRegularizer(model) as penalty, torch.inference_mode():
-        model(images)
-        refuses("SRRRegularizer needs gradients, but inference mode", penalty)

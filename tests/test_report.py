@@ -5,11 +5,10 @@ import re
 import pandas as pd
 import pytest
 import torch
-from PIL import Image
 
 import crate_interp as ci
 from browser import driven, opened  # noqa: F401
-from conftest import LAYERS, leftover_hooks, make
+from conftest import LAYERS, make
 from crate_interp.reports import run
 from texts import Page
 
@@ -76,19 +75,6 @@ def test_it_is_readable(report, page):
     )
 
 
-def test_every_statistic_has_a_figure_and_a_sentence(report, page):
-    result = ci.SweepResult.load(report.parent)
-    words = " ".join(" ".join(page.words).split())
-    for name in result.meta["statistics"]:
-        assert name in words
-        with Image.open(report.parent / "figures" / f"{name}.png") as picture:
-            assert picture.width > 400
-    assert {path.name for path in report.parent.glob("figures/attention-*.png")} == {
-        "attention-layer-1.png",
-        "attention-layer-2.png",
-    }
-
-
 def test_tables(report, model, data):
     table = pd.read_csv(report.parent / "layers.csv")
     result = ci.sweep(model, data, progress=False)
@@ -120,19 +106,6 @@ def test_tables(report, model, data):
 
 
 @pytest.mark.slow
-def test_without_twins_and_with_other_probes(model, data, tmp_path):
-    path = ci.report(
-        model, data, tmp_path, probes=["sparsity"], untrained=0, limit=2, progress=False
-    )
-    text = path.read_text().partition("</style>")[2]
-    assert "untrained" not in re.sub("untrained twins|--untrained 0", "", text)
-    assert "compression" not in text
-    assert "--limit 2 --untrained 0 --probes sparsity</pre>" in text
-    assert ci.SweepResult.load(tmp_path).meta["n_samples"] == 2
-    assert leftover_hooks(model) == []
-
-
-@pytest.mark.slow
 def test_a_second_report_leaves_no_figure_of_the_first(model, data, tmp_path):
     out = tmp_path / "o"
     figures = lambda: {path.name for path in (out / "figures").iterdir()}  # noqa: E731
@@ -158,23 +131,6 @@ def test_an_interrupt_costs_only_the_twins(model, data, tmp_path, monkeypatch):
         .layers()
         .equals(ci.sweep(model, data, progress=False).layers())
     )
-
-
-def test_refusals(model, data, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="cannot write into .*Give another folder"):
-        ci.report(model, data, tmp_path / "file" / "out")
-    with pytest.raises(ValueError, match="untrained=-1: give a whole number"):
-        ci.report(model, data, tmp_path, untrained=-1)
-    with pytest.raises(ValueError, match="there is no probe 'sparcity'"):
-        ci.report(model, data, tmp_path / "new", probes="sparcity")
-    assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.slow
-def test_it_is_silent_without_progress(model, data, tmp_path, capsys):
-    ci.report(model, data, tmp_path, untrained=0, limit=2, progress=False)
-    assert not capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -78,16 +78,3 @@ def test_a_result_keeps_its_hash_on_the_disk(sweeps, tmp_path):
     index.pop("hash")  # as an older version wrote it
     (folder / "meta.json").write_text(json.dumps(index))
     assert ci.SweepResult.load(folder).digest() == one.digest()
-
-
-def test_one_bit_of_one_number_changes_the_hash(sweeps):
-    one = sweeps[0]
-    before, table = one.digest(), one.stored["samples"]
-    column = next(name for name in table if "." in name)
-    old = table.loc[0, column]
-    try:
-        table.loc[0, column] = np.nextafter(old, np.inf)
-        assert one.digest() != before
-    finally:
-        table.loc[0, column] = old
-    assert one.digest() == before

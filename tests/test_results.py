@@ -1,13 +1,10 @@
 """Results have one shape: saved, loaded, and merged from two halves, or refused in a line."""
 
-import json
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from datasets import Dataset, Features, Image
 from PIL import Image as Pillow
 
@@ -15,13 +12,10 @@ import crate_interp as ci
 from conftest import make, refuses
 from crate_interp.circuits import composition
 from crate_interp.data import open_data, part
-from crate_interp.models.sae import SAEConfig
 from crate_interp.results.result import Result
-from crate_interp.results.result_files import META
 
 N, CUT, BATCH = 11, 6, 3  # the cut lies between two batches, so that both ways see the same ones
 QUIET = dict(batch_size=BATCH, progress=False)
-POINT = "blocks.1.hook_resid_post"
 
 
 def pictures():
@@ -65,31 +59,11 @@ OF_DATA = {
 }
 
 
-def autoencoder():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return ci.SparseAutoencoder(SAEConfig(hook_name=POINT, d_in=31, d_sae=17))
-
-
 def same(one, two, rtol, leave_out=()):
     assert list(one.tables) == list(two.tables)
     for name, table in one.tables.items():
         if name not in leave_out:
             pd.testing.assert_frame_equal(table, two.table(name), rtol=rtol, atol=0, obj=name)
-
-
-def survives(result, folder):
-    """A result comes back as it was saved."""
-    again = type(result).load(result.save(folder))
-    same(result, again, 0)
-    assert again.meta == result.meta and repr(again) == repr(result)
-    files = json.loads((folder / META).read_text())["files"]
-    assert set(files) == {path.name for path in folder.iterdir()} - {META}
-    assert set(files) == {f"{name}.parquet" for name in result.tables}
-    assert result.table().equals(result.table(result.MAIN))
-    shown = result._repr_html_()
-    assert result.headline().endswith(".") and ("<table" in shown or "<pre" in shown)
-    assert result.meta["format"] == 1 and result.meta["result"] == result.KIND
 
 
 @pytest.mark.parametrize("kind", some_slowly(OF_DATA))
@@ -108,22 +82,6 @@ def test_two_halves_merge_into_the_whole(vision, kind, tmp_path):
         assert merged.meta["data"][0]["start"] == 0 and merged.meta["data"][0]["stop"] == N
         assert "disjoint" not in merged.meta
     refuses("samples 0 to 5 are in both results", lambda: halves[0].merge(whole))
-
-
-def test_what_does_not_merge_says_why(vision, tmp_path):
-    model, data = vision
-    labels = [place % 2 for place in range(N)]
-    for result, words in (
-        (
-            ci.ablate_heads(model, replace(data, labels=labels), progress=False),
-            "mean ablation takes",
-        ),
-        (ci.linear_probe(model, data, labels=labels, test=0.5, progress=False), "does not merge"),
-        (composition(model), "composition of weights does not depend on data"),
-        (ci.saes.evaluate(model, data, {POINT: autoencoder()}, **QUIET), "ablates to the mean"),
-    ):
-        survives(result, tmp_path / result.KIND)
-        refuses(words, partial(result.merge, result))
 
 
 def test_other_data_is_numbered_after_ours(vision):

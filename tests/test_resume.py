@@ -66,12 +66,6 @@ def test_what_is_done_is_not_measured_again(tmp_path, whole):
     assert counted(tmp_path) == (whole, 0)
 
 
-def test_a_run_that_started_over_is_another_run(tmp_path):
-    """An older result in its folder is not taken for its own."""
-    first, again, over = (run(tmp_path, resume=old).meta["run"] for old in (True, True, False))
-    assert first == again != over
-
-
 def test_an_interrupt_says_that_the_rest_stays(tmp_path, whole, capfd):
     run_until(tmp_path, 1, KeyboardInterrupt)
     assert "interrupted. The same call continues" in capfd.readouterr().err

@@ -45,13 +45,6 @@ def test_an_unknown_option_gets_its_nearest(verb, unchecked):
         verb(make(), torch.zeros(1, 3, 6, 20), xyzzy=3, **more)
 
 
-def test_a_verb_without_chunks_has_no_options_of_chunks(tmp_path):
-    with pytest.raises(TypeError, match="compare.. got an unexpected keyword argument 'shard'"):
-        ci.compare(make(), make(), torch.zeros(1, 3, 6, 20), shard="0/2")
-    with pytest.raises(TypeError, match=r"report\(\) .* 'chunk_size'"):
-        ci.report(make(), torch.zeros(1, 3, 6, 20), tmp_path, chunk_size=2)
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -155,27 +155,6 @@ def test_heads_are_flattened_or_read_one_by_one(model, images):
     assert torch.equal(cache[HEADS], own)
 
 
-class FlattensItself(Identity):
-    """As SAELens' objects with hook_z reshaping do."""
-
-    hook_z_reshaping_mode = True
-
-    def encode(self, x):
-        self.d_head = x.shape[-1]
-        return super().encode(x.flatten(-2))
-
-    def decode(self, acts):
-        return super().decode(acts).unflatten(-1, (-1, self.d_head))
-
-
-def test_one_that_flattens_by_itself_gets_heads(model, images):
-    with ci.saes.spliced(model, {HEADS: FlattensItself()}, error=True):
-        cache = model.run_with_cache(images)[1]
-    assert cache[f"{HEADS}.hook_sae_acts_post"].shape == (2, 13, 70)
-    result = ci.saes.evaluate(model, images, {HEADS: FlattensItself()}, progress=False)
-    assert result.table()["variance_explained"][0] == 1
-
-
 def test_one_that_remembers_its_input_is_encoded_before_each_decode(model, images):
     sae = random_sae(normalize_activations="layer_norm")
     with ci.saes.spliced(model, {POINT: sae}, error=True):
@@ -183,14 +162,6 @@ def test_one_that_remembers_its_input_is_encoded_before_each_decode(model, image
     own = model.run_with_cache(images)[1][POINT]
     with ci.saes.spliced(model, {POINT: sae}):
         torch.testing.assert_close(model.run_with_cache(images)[1][POINT], sae(own))
-
-
-def test_dtypes_are_cast_and_cast_back(images):
-    model = make("crate").double()
-    with ci.saes.spliced(model, {POINT: random_sae()}, error=True):
-        logits, cache = model.run_with_cache(images.double())
-    assert cache[ACTS].dtype == torch.float32 and cache[POINT].dtype == torch.float64
-    assert torch.equal(logits, model(images.double()))
 
 
 def test_language_models_and_other_hooked_models():
@@ -217,58 +188,3 @@ def test_language_models_and_other_hooked_models():
     with pytest.raises(KeyError, match="there is no hook point 'hook_y'. Did you mean hook_x"):
         with ci.saes.spliced(small, {"hook_y": Identity()}):
             raise AssertionError("never reached")
-
-
-class Wrong(Identity):
-    def __init__(self, encode=None, decode=None):
-        self.put = (encode, decode)
-
-    def encode(self, x):
-        return super().encode(x) if self.put[0] is None else self.put[0](x)
-
-    def decode(self, acts):
-        return super().decode(acts) if self.put[1] is None else self.put[1](acts)
-
-
-@pytest.mark.parametrize(
-    "sae, match",
-    [
-        (
-            random_sae(32),
-            rf"{POINT} is \[31\] wide, but the autoencoder reads 32. It was trained",
-        ),
-        (Wrong(lambda x: x[:, :2]), r"encode returned \[2, 2, 31\] at blocks.1"),
-        (Wrong(lambda x: None), "encode returned NoneType at"),
-        (Wrong(lambda x: x.long()), "encode returned Tensor at"),
-        (Wrong(None, lambda acts: acts), r"decode returned \[2, 13, 62\] at .* \[2, 13, 31\]"),
-        (Wrong(None, lambda acts: (acts, 1)), "decode returned tuple at"),
-    ],
-)
-def test_what_does_not_fit_is_refused_in_a_line(model, images, sae, match):
-    before = hooks_of(model)
-    with pytest.raises(ValueError, match=match) as caught, ci.saes.spliced(model, {POINT: sae}):
-        model(images)
-    assert "\n" not in str(caught.value) and hooks_of(model) == before
-
-
-def test_wrong_heads_name_both_widths(model, images):
-    words = r"hook_z is \[5, 7\] wide, but the autoencoder reads 3"
-    with pytest.raises(ValueError, match=words):
-        with ci.saes.spliced(model, {HEADS: random_sae(3)}):
-            model(images)
-
-
-def test_wrong_arguments(model, unchecked):
-    def refused(match, saes, kind=ValueError, at=model, **more):
-        with pytest.raises(kind, match=match), ci.saes.spliced(at, saes, **more):
-            raise AssertionError("never reached")
-
-    refused("there is no hook point 'blocks.1.hook_resid_pst'. Did you mean blocks.1.hook_resid_",
-            {"blocks.1.hook_resid_pst": Identity()}, KeyError)  # fmt: skip
-    refused("fires only after model.set_use_attn_result", {"blocks.1.attn.hook_result": Identity()},
-            KeyError)  # fmt: skip
-    refused("Tensor for .* lacks encode or decode", {POINT: torch.zeros(3)})
-    refused("saes is {}: give a dictionary", {})
-    refused("saes is .*: give a dictionary", Identity())
-    refused("cannot splice into Linear", {POINT: Identity()}, at=torch.nn.Linear(2, 2))
-    refused("error='yes': give True or False", {POINT: Identity()}, error="yes")

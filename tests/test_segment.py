@@ -172,21 +172,6 @@ def test_the_head_is_chosen_on_the_other_half():
     assert (choices(np.full((5, 2, 3), 0.5)) == [0, 3, 0]).all()  # of equal heads the first
 
 
-def test_the_next_image_judges_the_heads_that_the_images_own_masks_chose():
-    """Head 0 follows the picture; head 1, on the middle of all masks, is best on any other."""
-    net, data = model(), dataset(8)
-    result = ci.segment(net, data, untrained=0, progress=False)
-    rows = result.stored["head_samples"].sort_values(["sample", "layer", "head"])
-    planted = np.tile([0.8, 0.5, 0.1], 8 * 2)
-    chance = {"_other": np.tile([0.1, 0.4, 0.1], 8 * 2), "_random": np.tile([0.0, 0.3, 0.6], 8 * 2)}
-    columns = {"segmentation.mass_token": planted}
-    columns |= {f"segmentation.mass_token{name}": values for name, values in chance.items()}
-    tables = {**result.stored, "head_samples": rows.assign(**columns)}
-    found = ci.SegmentResult(tables, result.meta).overall()
-    assert (found["value"], found["other_image"], found["random"]) == pytest.approx((0.8, 0.1, 0))
-    assert (found["head_layer"], found["head"], found["chosen"]) == (0, 0, 1.0)
-
-
 def slow_rows(sweep, name, kept, chance=""):
     """Returns (way, layer) -> (values, the commonest (layer, head)) from the tables of a sweep.
 
@@ -280,31 +265,9 @@ def test_the_table_agrees_with_a_slow_one():
     assert "nan" not in str(ci.segment(net, data, untrained=0, progress=False).cells())
 
 
-def test_an_unknown_rule_is_refused():
-    result = ci.segment(model(), dataset(5), untrained=0, progress=False)
-    with pytest.raises(ValueError, match="is none of mass, top"):
-        result.layers("half")
-
-
 def test_random_orders_differ_between_samples_and_leave_no_place_alone():
     orders = torch.stack([random_order(7, sample) for sample in range(7000)])
     assert torch.equal(orders.sort(dim=1).values, torch.arange(7).expand(7000, 7))
     counts = torch.stack([torch.bincount(orders[:, place], minlength=7) for place in range(7)])
     assert ((counts - 1000).abs() < 150).all()  # five standard deviations of 29
     assert torch.equal(random_order(7, 3), orders[3])
-
-
-def test_the_centred_map_is_a_mirror_of_itself_and_highest_in_the_middle():
-    map = centred_map((5, 7)).view(5, 7)
-    assert (
-        torch.equal(map, map.flip(0))
-        and torch.equal(map, map.flip(1))
-        and map.argmax() == 2 * 7 + 3
-    )
-
-
-def test_untrained_networks_are_scored_on_every_image():
-    result = ci.segment(model(), dataset(67), untrained=2, batch_size=32, progress=False)
-    images = result.table("untrained_samples").groupby("seed")["sample"].nunique()
-    assert images.tolist() == [67, 67]
-    assert not np.isnan(result.overall()["untrained"])

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 import chromium
 import scheduling
@@ -33,43 +32,6 @@ def test_every_slow_test_is_in_one_sixteenth(monkeypatch):
         assert all(selection.is_run(nodeid, slow=False) for nodeid in IDS)
         assert abs(len(runs[-1]) - 997 / 16) < 5 * (997 * 15 / 256) ** 0.5  # binomial
     assert sum(map(len, runs)) == 997 and set().union(*runs) == set(IDS)
-
-
-def test_none_and_all(monkeypatch):
-    assert not any(selection.is_run(nodeid, slow=True) for nodeid in IDS)
-    monkeypatch.setenv("CRATE_SLOW", "all")
-    assert all(selection.is_run(nodeid, slow=True) for nodeid in IDS)
-
-
-def test_the_sixteenth_is_the_same_in_every_process():
-    assert selection.sixteenth_of("tests/test_hostile.py::test_a") == "1"
-
-
-def test_a_tenth_of_the_oracles_is_recomputed(monkeypatch):
-    tenths = {}
-    for seed in ("2026-11-22", "2026-11-23"):
-        monkeypatch.setenv("CRATE_ORACLE_SEED", seed)
-        tenths[seed] = {nodeid for nodeid in IDS if selection.is_recomputed(nodeid)}
-        assert abs(len(tenths[seed]) - 99.7) < 5 * (997 * 9 / 100) ** 0.5
-    assert tenths["2026-11-22"] != tenths["2026-11-23"]
-
-
-@pytest.mark.parametrize("name", ["CRATE_SLOW", "CRATE_PROFILE", "CRATE_BROWSER"])
-def test_other_values_are_refused(name, monkeypatch):
-    monkeypatch.setenv(name, "half")
-    with pytest.raises(ValueError, match=f"{name}=half: give one of "):
-        selection.pytest_report_header()
-
-
-def test_the_header_gives_the_choices_back(monkeypatch):
-    monkeypatch.setenv("CRATE_ORACLE_SEED", "7")
-    monkeypatch.setenv("CRATE_SLOW", "3")
-    assert selection.pytest_report_header() == [
-        "slow tests: CRATE_SLOW=3",
-        "hypothesis: CRATE_PROFILE=quick, 25 examples",
-        "recomputed oracles: CRATE_ORACLE_SEED=7",
-        "tests of pages: CRATE_BROWSER=optional",
-    ]
 
 
 def two_workers(folder, *options, **environment):
@@ -115,15 +77,6 @@ def test_a_file_whose_tests_share_something_slow_runs_on_one_worker(tmp_path):
     assert all((here / name).exists() for name in scheduling.WHOLE)
 
 
-def test_a_missing_browser_skips_or_fails(monkeypatch):
-    monkeypatch.setattr(chromium, "NAMES", ())
-    with pytest.raises(pytest.skip.Exception, match="apt-get install chromium"):
-        chromium.require()
-    monkeypatch.setenv("CRATE_BROWSER", "required")
-    with pytest.raises(pytest.fail.Exception, match="apt-get install chromium"):
-        chromium.require()
-
-
 def names_of_tests(path):
     """The tests of a file, and those of them that look at pages in a browser."""
     functions = [node for node in ast.parse(path.read_text()).body if type(node) is ast.FunctionDef]
@@ -152,8 +105,3 @@ def test_continuous_integration_asks_for_a_browser():
     assert " ".join(chromium.NAMES) in script
     run = (root / ".ci" / "run").read_text()
     assert 'export CRATE_BROWSER="${CRATE_BROWSER:-required}"' in run
-
-
-def test_hypothesis_has_the_profile():
-    assert settings.default.max_examples in selection.EXAMPLES.values()
-    assert settings.default.deadline is None

@@ -40,8 +40,3 @@ def test_calls_are_refused(call):
         call()
     assert product(torch.ones(2, 3), torch.ones(3, 5)).shape == (2, 5)
     assert inspect.unwrap(l1_and_hoyer) is not l1_and_hoyer
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_the_checks_can_be_switched_off():
-    assert product(torch.ones(2, 3).double(), torch.ones(3, 5).double()).shape == (2, 5)

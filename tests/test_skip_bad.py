@@ -117,7 +117,6 @@ def test_nan_is_refused_all_the_same(model):
         ci.sweep(model, images, skip_bad=True, **CHUNKS)
 
 
-CLASSES = tuple("abcdefghijk")
 DRAWN = {"sample", "low", "high", "p", "excess_low", "excess_high"}  # or in the order of the data
 VERBS = {
     "linear_probe": lambda model, data, **run: ci.linear_probe(model, data, test=0.5, **run),
@@ -127,19 +126,6 @@ VERBS = {
     "atoms": ci.atoms,
     "ablate_heads": ci.ablate_heads,
 }
-
-
-def identity(model):
-    """An autoencoder that gives back what it reads."""
-
-    class Same:
-        def encode(self, x):
-            return x
-
-        def decode(self, acts):
-            return acts
-
-    return {"blocks.0.hook_resid_pre": Same()}
 
 
 @pytest.mark.parametrize("verb", few(VERBS))
@@ -168,13 +154,3 @@ def test_every_verb_leaves_them_out(model, tmp_path, verb):
     again = measure(model, f"imagefolder:{root}", skip_bad=True, workers=2, **options)
     for name in result.tables:
         pd.testing.assert_frame_equal(result.table(name), again.table(name), check_exact=True)
-
-
-def test_a_store_refuses_to_leave_samples_out(model, damaged, tmp_path):
-    with pytest.raises(ValueError, match="skip_bad=True is refused: a store holds a row"):
-        ci.store(
-            model, f"imagefolder:{damaged}", points="blocks.0.hook_resid_pre",
-            out=tmp_path / "out", skip_bad=True,
-        )  # fmt: skip
-    with pytest.raises(ValueError, match="needs a folder. Give out=DIR"):
-        ci.store(model, f"imagefolder:{damaged}", points="blocks.0.hook_resid_pre")

@@ -8,7 +8,6 @@ import crate_interp as ci
 from conftest import PLAIN, make, make_lm
 from crate_interp.core.run_options import RunOptions
 from crate_interp.data import open_data, open_text
-from crate_interp.data.streams import is_stream
 from crate_interp.questions.batches import samples_of
 from gathered import CHUNKS, COUNT, pictures, same, table
 from texts import Words
@@ -100,36 +99,6 @@ def test_a_stream_that_is_another_one(model, data, tmp_path):
     with pytest.raises(ValueError, match=r"failed after 17 rows \(OSError: the line is cut\). Fin"):
         ci.sweep(model, cut, out=tmp_path / "two", **CHUNKS)
     assert (tmp_path / "two" / "chunks" / "sweep-000000+2.parquet").exists()
-
-
-def test_what_a_stream_must_have(model, data):
-    stream = data.to_iterable_dataset()
-    assert is_stream(stream) and not is_stream(data) and not is_stream("embedded:fashion")
-    bare = stream.cast_column("picture", datasets.Image(decode=False))
-    empty = bare.filter(lambda row: False).cast_column("picture", datasets.Image())
-    nothing = datasets.IterableDataset.from_generator(lambda: iter(()))
-    untold = datasets.IterableDataset.from_generator(lambda: iter([{"picture": object()}]))
-    for words, given in (
-        ("the data is empty: there is no image in the stream", empty),
-        ("stream is empty, or does not state its columns: give data.cast", nothing),
-        ("stream is empty, or does not state its columns: give data.cast", untold),
-        ("has no image column; its columns are label", stream.select_columns(["label"])),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=words):
-            ci.sweep(model, given, **CHUNKS)
-
-
-def test_bad_samples_of_a_stream(model, data, wanted):
-    rows = list(data.cast_column("picture", datasets.Image(decode=False)))
-    rows[9]["picture"] = {"bytes": b"no picture", "path": None}
-    stream = datasets.IterableDataset.from_generator(lambda: iter(rows), features=data.features)
-    with pytest.raises(ValueError, match="the picture of sample 9.* 1 of the samples 7 to 13"):
-        ci.sweep(model, stream, **CHUNKS)
-    result = ci.sweep(model, stream, skip_bad=True, **CHUNKS)
-    assert [row["sample"] for row in result.meta["skipped"]] == [9]
-    assert result.meta["n_samples"] == COUNT - 1
-    numbers = list(result.samples()["sample"].unique())
-    assert numbers == [number for number in range(COUNT) if number != 9]
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 
 import crate_interp as ci
-from conftest import BATCH, make, make_lm, refuses
+from conftest import make
 from crate_interp.stats.intervals import mean_interval, paired_shares
 from crate_interp.surgeries.run import random_slopes, random_turns
 from crate_interp.surgeries.steps import any_step, replacement_hooks
@@ -62,18 +62,6 @@ def test_the_slope_towards_the_solution(images):
     step = any_step("solution")
     low, high = (loss_at(model, step, [1], t, images.double(), labels) for t in (-h, h))
     np.testing.assert_allclose(table.query("layer == 1")["slope"], (high - low) / (2 * h), 1e-6)
-
-
-@pytest.mark.slow
-def test_added_is_the_slope_without_the_fading_of_the_own(measured):
-    """The own update fades alike under every step of attention."""
-    table = measured[3].table("samples")
-    table["fading"] = table["slope"] - table["added"]
-    wide = table.pivot(index=["sample", "layer"], columns="replacement", values="fading")
-    for name in ("neumann", "plus", "minus"):
-        np.testing.assert_allclose(wide[name], wide["gradient"], rtol=1e-9, atol=1e-12)
-    wide = table.pivot(index=["sample", "layer"], columns="replacement", values="added")
-    np.testing.assert_allclose(wide["plus"], -wide["minus"], rtol=1e-9, atol=1e-12)
 
 
 def test_answers_at_each_mix(measured):
@@ -161,83 +149,3 @@ def test_a_step_towards_the_answers_is_found():
         row = result.table().query("layer == -1").iloc[0]
         assert row["falls"] == row["better"] == found
         assert (result.table("mixes").query("layer == -1").iloc[0]["loss_high"] < 0) == found
-
-
-def test_another_seed_turns_the_random_steps_alone(images):
-    options = dict(labels=[3, 7], mixes=(), replacements=["plus", 2], **QUIET)
-    one, other = (ci.surgery(make(), images, seed=seed, **options) for seed in (0, 1))
-    assert other.table("samples").equals(one.table("samples"))
-    assert not other.table("random").equals(one.table("random"))
-    assert len(one.table("mixes")) == 0 and "1 " not in one.headline()[:3]
-
-
-def test_names_of_classes_are_labels(images):
-    model = make(labels=[f"kind {k}" for k in range(11)])
-    options = dict(replacements=["plus"], mixes=(), **QUIET)
-    numbers = ci.surgery(model, images, labels=[3, 7], **options)
-    names = ci.surgery(model, images, labels=["kind 3", "kind 7"], **options)
-    assert names.table().equals(numbers.table())
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    "given, match",
-    [
-        (dict(replacements=["gradeint"]), "replacement='gradeint' is none of .*Did you mean grad"),
-        (dict(replacements=[0]), "give a whole number of at least 1"),
-        (dict(replacements="plus"), "give a list such as"),
-        (dict(replacements=[]), "give a list such as"),
-        (dict(replacements=[2.5]), "is none of gradient"),
-        (dict(mixes=(0.1, 1.5)), "mix=1.5: give a number from 0"),
-        (dict(mixes=0.5), "mixes=0.5: give a list of numbers"),
-        (dict(mixes=(float("nan"),)), "mix=nan"),
-        (dict(directions=1), "directions=1: give a whole number of at least 2"),
-        (dict(eps=0), "eps=0: give a finite number above 0"),
-        (dict(seed=-1), "seed=-1"),
-        (dict(batch_size=0), "batch_size=0"),
-        (dict(limit=0), "limit=0"),
-        (dict(labels=None), "labels are missing"),
-        (dict(labels=[3]), "there are 1 labels for 2 samples"),
-        (dict(labels=[3, 11]), "the label 11 of sample .* is not one class of the model: give"),
-        (dict(labels=[3, -1]), "the label -1"),
-        (dict(labels=[3, None]), "labels are missing"),
-        (dict(labels=[3, True]), "the label True"),
-        (dict(labels=[3, "cat"]), "the label 'cat'"),
-    ],
-)
-def test_what_surgery_refuses(images, given, match):
-    with pytest.raises(ValueError, match=match):
-        ci.surgery(make(), images, **{"labels": [3, 7], "progress": False} | given)
-
-
-def test_models_that_have_no_such_step(images):
-    plain, lm = make_lm("gpt-baseline"), make_lm("nanochat-crate")
-    tokens = inputs_of(plain, BATCH)
-    refuses("layer 0 cannot take 'gradient'", lambda: ci.surgery(plain, tokens, progress=False))
-    with pytest.raises(ValueError, match="layer 0 cannot take '2 steps': some learned thresholds"):
-        with ci.surgeries.replaced(lm, sparse=2):
-            raise AssertionError
-    fit = ci.surgery(lm, tokens, mixes=(), progress=False)  # what does not fit is left out
-    assert fit.meta["settings"]["replacements"] == ["gradient", "neumann", "plus", "minus"]
-    with pytest.raises(ValueError, match="scored on its next tokens: give no labels"):
-        ci.surgery(lm, tokens, labels=[1, 2], progress=False)
-
-
-def test_models_without_answers(images):
-    size = dict(d_model=30, n_layers=2, n_heads=5, image_size=(6, 20), patch_size=(2, 5))
-    text = dict(d_embed=8, text_d_model=12, text_n_layers=1, text_n_heads=2, n_ctx=5, d_vocab=11)
-    mae = ci.HookedCrateMAE(ci.CrateConfig(family="crate-mae", decoder_n_heads=5, **size)).eval()
-    clip = ci.HookedCrateCLIP(ci.CrateConfig(family="clipa", **size, **text)).eval()
-    for model in (mae, clip.visual):
-        with pytest.raises(ValueError, match="has no logits, which surgery needs"):
-            ci.surgery(model, images, labels=[1, 2], progress=False)
-        with torch.no_grad(), ci.surgeries.replaced(model, attention="gradient", sparse=2):
-            model.full_forward(images)
-    refuses("a CLIP is two models", lambda: ci.surgery(clip, images, progress=False))
-
-
-def test_a_step_that_is_not_finite_is_named(images):
-    model = make()
-    model.blocks[1].mlp.D.data *= 1e8
-    with pytest.raises(ValueError, match="'9 steps' in layer 1, samples 0 to 1 is not finite"):
-        ci.surgery(model, images, labels=[3, 7], replacements=[9], progress=False)

@@ -1,6 +1,5 @@
 """Probes and sweeps: every number against a direct computation, tables, provenance, refusals."""
 
-import dataclasses
 from importlib.metadata import version
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 
 import crate_interp as ci
 import reference
-from conftest import D_HEAD, HEADS, LAYERS, leftover_hooks, make, refuses
+from conftest import D_HEAD, HEADS, LAYERS, make, refuses
 from probing import values
 
 N = 7
@@ -146,43 +145,6 @@ def test_sparsity_attention_and_alignment_numbers(model, data, result):
         )
 
 
-def test_tables(result):
-    samples, layers, heads = result.samples(), result.layers(), result.heads()
-    assert list(samples.columns[:3]) == ["sample", "label", "layer"] and len(samples) == N * (
-        LAYERS + 1
-    )
-    assert list(layers.columns) == ["probe", "statistic", "layer", "mean", "std", "n", "over"]
-    assert list(heads.columns) == ["probe", "statistic", "layer", "head", "mean", "std", "n"]
-    per_sample = samples[samples["layer"] == 1]["sparsity.hoyer"]
-    row = cell(layers, "sparsity.hoyer", 1).iloc[0]
-    assert row["mean"] == pytest.approx(per_sample.mean()) and row["std"] == pytest.approx(
-        per_sample.std()
-    )
-    assert row["n"] == N and cell(heads, "attention.entropy", 2, head=4)["n"] == N
-    batch_statistics = {name for name in samples.columns[3:]}
-    per_head = {f"{r.probe}.{r.statistic}" for r in heads.itertuples()}
-    weights = {f"alignment.{name}" for name in ("completeness", "dictionary_defect")}
-    weights |= {"alignment.dictionary_shape"}
-    assert batch_statistics | per_head | weights == set(result.meta["statistics"])
-    over = {kind: layers[layers["over"] == kind] for kind in ("samples", "heads")}
-    named = {
-        kind: {f"{r.probe}.{r.statistic}" for r in table.itertuples()}
-        for kind, table in over.items()
-    }
-    assert named == {"samples": batch_statistics | weights, "heads": per_head}
-    pd.testing.assert_frame_equal(
-        over["samples"].drop(columns="over"), result.table("layers"), check_dtype=False
-    )
-    of_heads = cell(over["heads"], "attention.entropy", 2).iloc[0]
-    each = cell(heads, "attention.entropy", 2)["mean"]
-    assert of_heads["mean"] == pytest.approx(each.mean()) and of_heads["n"] == N
-
-
-def test_single_sample_has_no_std(model, data):
-    result = ci.sweep(model, data[:1], progress=False)
-    assert result.layers()["std"].isna().all() and result.heads()["std"].isna().all()
-
-
 def test_provenance(model, data, result):
     meta = result.meta
     (data_range,) = meta["data"]
@@ -241,37 +203,6 @@ def test_a_users_own_probe(model, data):
     )
 
 
-def test_probes_that_answer_wrongly(model, data):
-    def probe(answer):
-        return ci.Probe(
-            name="p",
-            points=("hook_resid_pre",),
-            measure=lambda block, acts: answer(acts["hook_resid_pre"]),
-            statistics={"a": ("", None, None, "x")},
-        )
-
-    def fails(match, answer):
-        with pytest.raises(ValueError, match=match):
-            ci.sweep(model, data, probes=probe(answer), controls=0, progress=False)
-        assert leftover_hooks(model) == []
-
-    fails("returned 'b', which is none of a", lambda z: {"b": z.mean((1, 2))})
-    fails(
-        r"p.a must be a tensor \[batch\] or \[batch, head\] with batch=7, got shape \[13, 7\]",
-        lambda z: {"a": z.mean(2).T},
-    )
-    fails(r"p.a must be .*, got float", lambda z: {"a": 3.0})
-    nan, inf = float("nan"), float("inf")
-    fails("p.a is NaN or Inf in layer 0", lambda z: {"a": torch.tensor([0, nan, 0, 0, inf, 0, 0])})
-    for bad, match in (
-        (dict(name="a.b"), "without dots"),
-        (dict(points="hook_u"), "names inside a block"),
-        (dict(statistics={}), "has no statistics"),
-    ):
-        with pytest.raises(ValueError, match=match):
-            dataclasses.replace(probe(lambda z: {}), **bad)
-
-
 def test_refusals(model, data):
     def fails(match, *args, error=ValueError, **kwargs):
         refuses(match, lambda: ci.sweep(*args, progress=False, **kwargs), error)
@@ -288,23 +219,6 @@ def test_refusals(model, data):
     fails("sample 4: images hold NaN or Inf", model, bad)
     model.blocks[1].ln1.weight.data[2] = float("nan")
     fails(r"the weights hold NaN or Inf \(blocks.1.ln1.weight\)", model, data)
-
-
-def test_refusals_of_a_cache(model, data):
-    _, cache = model.run_with_cache(data[:1], remove_batch_dim=True)
-    refuses("the cache has no batch axis", lambda: ci.probe(cache))
-    _, cache = model.run_with_cache(
-        data, names_filter=ci.hooks.every_layer(model, ci.hooks.PATTERN)
-    )
-    refuses("the cache lacks 'blocks.0.hook_resid_pre'", lambda: ci.probe(cache), KeyError)
-    assert len(ci.probe(cache, "attention").heads()) == 7 * LAYERS * HEADS
-
-
-def test_hooks_on_the_model_act_and_stay(model, data):
-    zero = lambda tensor, hook: torch.zeros_like(tensor)  # noqa: E731
-    with model.hooks(fwd_hooks=[("blocks.1.attn.hook_z", zero)]):
-        ci.sweep(model, data, progress=False)
-        assert leftover_hooks(model) == ["blocks.1.attn.hook_z"]
 
 
 def test_the_model_runs_in_bfloat16_and_probes_measure_in_float32(data, tmp_path):

@@ -13,7 +13,6 @@ import crate_interp as ci
 from conftest import FIXTURES, make_lm, refuses
 from crate_interp.models.text.text_and_tokens import TOKENIZER_STATE
 from crate_interp.questions.untrained_twins import twin
-from texts import Words
 
 CHAT = FIXTURES / "nanochat_crate_alpha"
 
@@ -102,34 +101,6 @@ def test_models_without_a_tokenizer(tmp_path):
     alone = ci.load(tmp_path)
     assert alone.tokenizer is None  # and yet text says what is missing
     refuses("there is no tokenizer.json and no tokenizer.pkl in", lambda: alone.to_tokens("a"))
-
-
-def test_another_tokenizer_may_be_set(chat, tmp_path):
-    other = copy.deepcopy(chat)
-    other.tokenizer = copy.deepcopy(chat.tokenizer)
-    other.tokenizer.pad_token = "<|user_end|>"  # a new one: it gets an id of its own
-    rows = other.to_tokens(["the", "the theory"])
-    assert rows[0, -1] == other.tokenizer.pad_token_id != 276
-    other.tokenizer = type("Unmarked", (Words,), {"bos": None})()
-    assert other.to_tokens("3 4", prepend_bos=False).tolist() == [[3, 4]]
-    assert other.to_string([3, 4]) == "3 4"
-    refuses("has no separator token", lambda: other.to_tokens("3"))
-    unequal = lambda: other.to_tokens(["3", "4 5"], prepend_bos=False)  # noqa: E731
-    refuses("the tokenizer has no pad_token", unequal)
-
-
-def test_to_tokens(chat):
-    words, n_ctx = ["the", "the theory"], chat.cfg.n_ctx
-    left = chat.to_tokens(words, padding_side="left")
-    assert left.tolist() == [[276, 276, 276, 276, 260], chat.to_tokens(words[1])[0].tolist()]
-    assert chat.to_tokens(words)[0].tolist() == [276, 260, 276, 276, 276]
-    assert chat.to_tokens("the", move_to_device=False).tolist() == [[276, 260]]
-    with pytest.warns(UserWarning, match=f"has 61 tokens and is cut to n_ctx={n_ctx}"):
-        cut = chat.to_tokens("the" * 60)
-    whole = chat.to_tokens("the" * 60, truncate=False)
-    assert cut.shape == (1, n_ctx) and torch.equal(whole[:, :n_ctx], cut) and whole.shape[1] == 61
-    refuses("padding_side='middle': give 'left' or", lambda: chat.to_tokens("a", None, "middle"))
-    assert chat.tokenizer_prepends_bos is False
 
 
 def test_tokens_as_strings(chat):

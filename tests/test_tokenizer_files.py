@@ -111,11 +111,6 @@ def test_a_pickle_gives_the_ids_of_tiktoken(tokens, order, words):
         assert read.encode(word) == [ranks[token] for token in tokens_of(word.encode(), ranks)]
 
 
-def test_special_tokens_of_a_pickle():
-    read = read_tiktoken(packed(bytes_and(b"th", b"the"), specials={"<|bos|>": 258}))
-    assert read.encode("the") == [257] and read.bos_token_id == 258 and len(read) == 259
-
-
 class Touch:
     """Unpickling it runs a shell command that makes a file."""
 

@@ -72,25 +72,6 @@ def test_masks_are_exact_and_sizes_are_those_asked_for(cutouts, grounds):
         assert np.abs(middle.astype(int) - colour).max() <= 2
 
 
-def test_small_pictures_lie_anywhere_on_the_grid():
-    """A small picture has the tokens that its patches have on a whole picture."""
-    model = demo.make_model().eval()
-    small = torch.randn(7, 3, 12, 12, generator=torch.Generator().manual_seed(0))
-    where = demo.positions(small, 3)
-    assert where.shape == (7, 1 + 9) and (where[:, 0] == 0).all() and len(where.unique(dim=0)) > 3
-    whole, seen = torch.zeros(7, 3, 64, 64), []
-    for image, picture, (_, corner, *_) in zip(whole, small, where.tolist(), strict=True):
-        row, column = divmod(corner - 1, 16)
-        image[:, 4 * row : 4 * row + 12, 4 * column : 4 * column + 12] = picture
-    hook = ("blocks.0.hook_resid_pre", lambda z, hook: seen.append(z.clone()))
-    with torch.no_grad(), model.hooks([hook]):
-        demo.logits(model, small, 3)
-        tokens = model(whole, stop_at_layer=0)
-        assert torch.equal(demo.logits(model, whole, 0), model(whole))
-    wanted = torch.stack([own[rows] for own, rows in zip(tokens, where, strict=True)])
-    assert torch.allclose(seen[0], wanted, atol=1e-6)
-
-
 def test_training_goes_on_from_any_step(cutouts, grounds, tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "BATCH", 4)
     phases = (demo.Phase(3, 32, (0.6, 1.0)), demo.Phase(2, 64, (0.3, 0.6)))

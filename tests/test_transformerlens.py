@@ -65,21 +65,6 @@ def test_logit_attributions_are_centred_scaled_and_read_out(images):
     torch.testing.assert_close(attributions[3], direct, atol=1e-5, rtol=1e-5)
 
 
-def test_logit_lens(run):
-    model, logits, cache = run
-    lens = cache.logit_lens(positions=None)
-    assert (
-        lens.labels[0] == "0_pre"
-        and lens.labels[-1] == "final_post"
-        and len(lens.labels) == LAYERS + 1
-    )
-    values = lens.values  # [stack, batch, pos, class]
-    torch.testing.assert_close(values[-1][:, 0], logits, atol=1e-5, rtol=1e-5)
-    for layer in range(LAYERS):
-        direct = model.unembed(model.ln_final(cache["resid_pre", layer]))
-        torch.testing.assert_close(values[layer], direct, atol=1e-5, rtol=1e-5)
-
-
 def test_logit_lens_reads_where_the_model_reads(run, images):
     model, logits, cache = run
     torch.testing.assert_close(cache.logit_lens().values[-1], logits, atol=1e-5, rtol=1e-5)

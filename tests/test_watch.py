@@ -3,14 +3,13 @@
 import copy
 from types import SimpleNamespace
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
 
 import crate_interp as ci
-from conftest import make, make_lm, refuses
+from conftest import make, refuses
 
 LABELS = torch.arange(7)
 
@@ -85,17 +84,6 @@ def test_modes_are_as_they_were(images):
     assert seen == [False] and watch.result().steps == [0]
 
 
-def test_language_models_and_autocast():
-    lm = make_lm()
-    tokens = torch.randint(0, 47, (5, 13), generator=torch.Generator().manual_seed(0))
-    with torch.autocast("cpu", torch.bfloat16), ci.watch(lm, tokens, every=1) as watch:
-        watch.step()
-    result = watch.result()
-    plain = ci.sweep(lm, tokens, controls=0, progress=False)
-    pd.testing.assert_frame_equal(result.at(1).layers(), plain.layers())
-    assert "windows" in result.headline() and "too few steps" in result.headline()
-
-
 def test_a_step_that_cannot_be_measured_is_told_and_the_training_goes_on(images):
     model = make()
     with ci.watch(model, images, every=1) as watch:
@@ -147,62 +135,6 @@ def test_a_folder_of_another_training_is_refused(images, tmp_path):
     assert ci.WatchResult.load(tmp_path).digest() == kept
     with ci.watch(trained(images, 4), images, every=2, limit=5, out=tmp_path, start=4) as watch:
         assert watch.result().steps == [0, 2, 4]
-
-
-@pytest.mark.slow
-def test_a_folder_with_other_settings_is_refused(images, tmp_path):
-    run(images, out=tmp_path, probes="frames")
-    other = ci.watch(trained(images, 0), images, every=2, out=tmp_path, probes="frames")
-    for _ in range(2):  # it stays closed
-        refuses("holds a run with other settings.*every", other.__enter__)
-    model, watch = run(images, out=tmp_path, probes="frames", every=2, resume=False)
-    assert watch.result().steps == [0, 2, 4, 6, 7]
-    refuses("kind", lambda: ci.SweepResult.load(tmp_path))
-
-
-def test_your_own_numbers(images):
-    with ci.watch(make(), images, every=4) as watch:
-        for number in (2, 4, 9, 12):
-            watch.step(number)
-        refuses("number=12: there were 12 updates already", lambda: watch.step(12))
-    assert watch.result().steps == [0, 4, 12]
-
-
-def test_wrong_use_is_told(images):
-    model = make()
-    refuses("every=0", lambda: ci.watch(model, images, every=0))
-    refuses("callback='lightnin'", lambda: ci.watch(model, images, callback="lightnin"))
-    refuses("there is no probe 'rates'", lambda: ci.watch(model, images, probes="rates"))
-    watch = ci.watch(model, images)
-    refuses("use `with ci.watch", lambda: watch.step(), RuntimeError)
-    refuses("nothing was measured yet: open the watch", lambda: watch.result())
-    with watch, pytest.raises(RuntimeError, match="open already"):
-        watch.__enter__()
-    refuses("step=5: the model was measured at steps 0", lambda: watch.result().at(5))
-    refuses("do not merge", lambda: watch.result().merge(watch.result()))
-
-
-def test_frames_and_masks(images):
-    _, watch = run(images, probes=["frames", "objective"])
-    names = set(watch.result().layers()["statistic"])
-    assert {"change_stream", "change_read", "change_unit", "count_read"} <= names
-
-
-@pytest.mark.slow
-def test_the_figure(images):
-    from matplotlib.figure import Figure
-
-    result = run(images, count=21, every=1)[1].result()
-    figure = ci.viz.steps(result, "compression.subspace_rate_mid")
-    assert isinstance(figure, Figure) and len(figure.axes[0].lines) >= 3
-    assert ci.viz.steps(result, "attention.entropy").axes and "layer 2" in str(
-        [text.get_text() for text in figure.legends[0].get_texts()]
-    )
-    refuses("statistic=", lambda: ci.viz.steps(result, "compression.rate_mit"))
-    refuses("watch.result", lambda: ci.viz.steps(result.at(0), "compression.rate_mid"))
-    table = result.changes()
-    assert np.isfinite(table["p"]).all() and (table["p"] >= 1 / 400).all()
-    assert result.headline().count("series change their course") == 1
 
 
 def test_events_of_a_trainer(images):

@@ -28,10 +28,6 @@ def words():
     return model, model.run_with_cache(WORDS)[1]
 
 
-def stack(cache):
-    return cache.accumulated_resid()
-
-
 def metric(logits):
     return logits[..., 3].mean()
 

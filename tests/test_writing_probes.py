@@ -1,7 +1,6 @@
 """Probes of users that write into what they are given, or report less than they should."""
 
 import functools
-import operator
 
 import numpy as np
 import pytest
@@ -9,8 +8,6 @@ import torch
 
 import crate_interp as ci
 from conftest import make
-from crate_interp.probes import sparsity_probe
-from crate_interp.probes.probe import is_ours
 
 POINT, N = "hook_resid_mid", 5
 BUFFER = torch.zeros(N)
@@ -112,28 +109,6 @@ def test_answers_written_into_one_tensor_are_each_layers_own(measure):
     assert results[0].samples().equals(results[1].samples())
 
 
-def wrapped(function):
-    @functools.wraps(function)
-    def call(*args, **options):
-        return function(*args, **options)
-
-    return call
-
-
-def test_which_functions_are_ours():
-    built_in = ci.probes.sparsity().measure
-    assert is_ours(built_in) and is_ours(sparsity_probe._measure)
-    for other in (
-        mean_of, wrapped(sparsity_probe._measure), functools.partial(wrapped(built_in.func)), print,
-        operator.itemgetter(0), lambda block, acts: {},
-    ):  # fmt: skip
-        assert not is_ours(other)
-    for name in ci.probes.available():
-        probe = getattr(ci.probes, name)()
-        functions = (probe.measure, probe.final, probe.weights)
-        assert all(is_ours(one) for one in functions if one is not None), name
-
-
 def writes_weights(block, acts):
     block.attn.u_proj.weight.data.mul_(1.5)
     return mean_of(block, acts)
@@ -183,13 +158,6 @@ def test_a_probe_that_reports_less(which, batch, how):
     elif not batch:
         with pytest.raises(ValueError, match=f"{where}.*{match}"):
             ci.probe(model.run_with_cache(data())[1], probe)
-
-
-def test_a_final_that_reports_less():
-    calls = iter([final_mean, lambda z: {}])
-    probe = own(lambda block, acts: {}, "lazy", points=(), final=lambda z: next(calls)(z))
-    with pytest.raises(ValueError, match="lazy in layer 3, samples 3 to 4: the probe reports not"):
-        ci.sweep(make(), data(), probes=probe, batch_size=3, controls=0, progress=False)
 
 
 FORWARDS = {
