@@ -1,4 +1,4 @@
-"""Intervals and splits in halves: against closed forms and slow ones, and how often they hold."""
+"""Intervals, splits in halves, paired shares: closed forms, slow forms, how often they hold."""
 
 import warnings
 
@@ -7,7 +7,11 @@ import pytest
 import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import brentq, minimize_scalar
+from scipy.stats import binomtest
 
+import crate_interp as ci
+from comparing import made
 from crate_interp.stats import bootstrap, contrasts
 from crate_interp.stats.bootstrap import RESAMPLES, studentised
 from crate_interp.stats.contrasts import against_networks, paired
@@ -17,8 +21,10 @@ from crate_interp.stats.intervals import (
     holm,
     mean_interval,
     over_splits,
+    paired_shares,
     share_interval,
 )
+from crate_interp.stats.verdicts import within
 from selection import few
 
 
@@ -240,3 +246,122 @@ def test_the_interval_holds_the_score_where_the_split_decides(n, gap):
 def _ends(scores):
     """The interval with splits, and that of the samples alone."""
     return [np.ravel(found.ends) for found in (over_splits(scores), paired(scores.mean(axis=0)))]
+
+
+N, LAYERS = 41, 3
+
+
+def seeds(*which, shift=0.0, count=20):
+    """Networks whose layers differ from seed to seed by far more than their samples vary."""
+    found = []
+    for seed in which:
+        random = np.random.default_rng(seed)
+        values = {f"a.s{k}": random.normal(size=(N, 1)) / 9 + random.normal(size=LAYERS)
+                  for k in range(count)}  # fmt: skip
+        values["a.s1"] += shift
+        found.append(made(values, name=f"seed {seed}"))
+    return found
+
+
+def test_two_untrained_networks_are_no_finding_though_they_differ():
+    twins = seeds(*range(5))
+    result = ci.compare(*seeds(8), *seeds(9), untrained=(twins, twins))
+    table = result.table()
+    assert table["holds"].sum() > 50  # of 60: about these two networks alone it is true
+    assert "no evidence of a difference" in result.headline()
+    assert "largest" not in result.headline()
+    assert "+" not in result.text().replace(" +", "") and "ooo" in result.text()
+    # beside it: what the first two untrained networks differ in, compared in the same way
+    alike = ci.compare(twins[0], twins[1]).table()
+    np.testing.assert_allclose(table["untrained_p"], alike["p"])
+    assert f"differ in {alike['holds'].sum()}." in result.headline()
+
+
+def test_a_number_that_never_varies_is_decided_by_its_signs_alone():
+    """Resamples of equal values show nothing: a sign test needs 6 of them, and p is never 0."""
+    for value, sign in ((0.7, 1), (1.0, 1), (0.5 - 1e-12, 1), (0.4, -1), (1.01, -1)):
+        for n in (1, 5, 6, 13):
+            same = np.full((1, n), value)
+            found = within(same, (0.5, 1.0), studentised(same.T), np.array([n]))
+            right, wrong = (found.kept, found.broken)[::sign]
+            assert right[0] == pytest.approx(2 * 0.5**n) and wrong[0] == 2
+
+
+Z = 1.959963984540054
+
+
+def column(more, less, n):
+    return np.repeat([1.0, -1.0, 0.0], [more, less, n - more - less])[:, None]
+
+
+def numbers(values):
+    found = paired_shares(values)
+    return tuple(float(one[0]) for one in (found.low, found.high, found.p))
+
+
+def likeliest(more, less, n, difference):
+    """The share of -1 that makes the counts likeliest, by search."""
+    low, high = max(0.0, -difference), (1 - difference) / 2
+
+    def unlikely(q):
+        shares = np.array([q + difference, q, 1 - 2 * q - difference])
+        counts = np.array([more, less, n - more - less])
+        with np.errstate(divide="ignore"):
+            return -sum(
+                c * np.log(max(s, 1e-300)) for c, s in zip(counts, shares, strict=True) if c
+            )
+
+    return minimize_scalar(unlikely, bounds=(low, high), options={"xatol": 1e-13}).x
+
+
+def slow_ends(more, less, n):
+    """The ends by root finding on the score."""
+
+    def score(difference):
+        q = likeliest(more, less, n, difference)
+        error = np.sqrt(n * (2 * q + difference * (1 - difference)))
+        return (more - less - n * difference) / error
+
+    middle = (more - less) / n
+    return (
+        brentq(lambda at: score(at) - Z, -1 + 1e-9, middle - 1e-9),
+        brentq(lambda at: score(at) + Z, middle + 1e-9, 1 - 1e-9),
+    )
+
+
+@pytest.mark.parametrize("counts", [(12, 2, 50), (2, 0, 197), (0, 3, 31), (5, 7, 23), (1, 1, 13)])
+def test_against_a_search_of_the_likelihood(counts):
+    low, high, p = numbers(column(*counts))
+    np.testing.assert_allclose([low, high], slow_ends(*counts), atol=1e-5)
+    more, less, _ = counts
+    assert p == pytest.approx(binomtest(more, more + less).pvalue)
+
+
+def test_closed_forms():
+    """Without a flip the ends are z^2 / (n + z^2); if all flip, the far end is 1."""
+    low, high, p = numbers(column(0, 0, 200))
+    assert high == pytest.approx(Z**2 / (200 + Z**2)) and low == -high and p == 1
+    low, high, p = numbers(column(29, 0, 29))
+    assert high == 1 and low == pytest.approx((29 - Z**2) / (29 + Z**2)) and p == 0.5**28
+    # of few flips the interval leaves out 0, the exact test does not: demos/docs/pages/how/edits.md
+    low, high, p = numbers(column(4, 0, 200))
+    assert (f"{low:.4f}", f"{high:.4f}", p) == ("0.0008", "0.0503", 0.125)
+
+
+@given(st.integers(0, 20), st.integers(0, 20), st.integers(0, 40))
+def test_better_and_worse_are_mirrored(more, less, same):
+    n = more + less + same or 1
+    one, two = (numbers(column(*given, n)) for given in ((more, less), (less, more)))
+    assert one[0] == pytest.approx(-two[1], abs=1e-12) and one[2] == pytest.approx(two[2])
+    assert -1 <= one[0] <= (more - less) / n <= one[1] <= 1
+
+
+def test_few_flips_leave_out_0_no_more_often_than_asked():
+    """One in two hundred flips each way: the bootstrap-t leaves out 0 in a fifth of the cases."""
+    random = np.random.default_rng(0)
+    flips = random.choice([1.0, -1.0, 0.0], p=[0.005, 0.005, 0.99], size=(200, 500))
+    found = paired_shares(flips)
+    low, high, p = found.low, found.high, found.p
+    assert ((low > 0) | (high < 0)).mean() <= 0.05 and (p <= 0.05).mean() <= 0.05
+    ends = studentised(flips[:, :100]).interval()
+    assert ((ends[0] > 0) | (ends[1] < 0)).mean() > 0.1

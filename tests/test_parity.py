@@ -86,16 +86,6 @@ def test_weights_are_those_that_transformerlens_reads(lm):
     assert lm.n_params_total == sum(value.numel() for value in lm.state_dict().values())
 
 
-def test_weights_by_part(lm):
-    assert torch.equal(lm.embed.W_E, lm.W_E) and torch.equal(lm.unembed.W_U, lm.W_U)
-    assert torch.equal(lm.unembed.b_U, lm.b_U) and lm.b_U.shape == (47,)
-    assert lm.b_Q.shape == lm.b_V.shape == (LAYERS, HEADS, 6)
-    vision = make("crate-alpha")
-    assert torch.equal(vision.unembed.W_U, vision.W_U)
-    assert torch.equal(vision.unembed.b_U, vision.b_U)
-    assert torch.equal(vision.tl_parameters()["embed.W_E"], vision.W_E)
-
-
 def test_biases_of_the_roles_are_those_of_the_forward():
     lm = make_lm("gpt-baseline")
     with torch.no_grad():
@@ -159,16 +149,6 @@ def test_caching_hooks_stay_until_they_are_reset(lm):
     lm(TOKENS + 1 - 2 * (TOKENS == 46))
     assert kept["blocks.1.hook_out"] is not None and leftover_hooks(lm) == []
     refuses("hook_nothing", lambda: lm.add_caching_hooks("hook_nothing"), KeyError)
-
-
-def test_a_point_by_name_or_alias(lm):
-    assert "blocks.1.hook_in" in lm.hook_dict and "blocks.1.hook_nothing" not in lm.hook_dict
-    with pytest.raises(KeyError, match="there is no hook point"):
-        lm.check_point("blocks.1.hook_in")  # names of points only
-    assert lm.get_hook_point("blocks.1.hook_in") is lm.blocks[1].hook_resid_pre
-    assert lm.get_hook_point("blocks.1.nothing") is None
-    assert [layer for layer, _ in lm.blocks_with("attn")] == list(range(LAYERS))
-    assert lm.blocks_with("mamba") == [] and lm.get_params().keys() == lm.tl_parameters().keys()
 
 
 def patched(model, data, hooks):

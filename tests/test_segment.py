@@ -1,4 +1,4 @@
-"""ci.segment: scores against a slow form, and what chance has."""
+"""ci.segment: scores against a slow form, what chance has, its page."""
 
 from collections import Counter
 
@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import crate_interp as ci
-from crate_interp.measures import mass_mask, random_jaccard, top_mask
+from browser import driven, looked_over, opened  # noqa: F401
+from crate_interp.measures import mass_mask, top_mask
 from crate_interp.measures.maps import centred_map
-from crate_interp.probes.segmentation_probe import Targets, random_order, segmentation
+from crate_interp.probes.segmentation_probe import random_order, segmentation
 from crate_interp.segmentation.scores import choices
 from crate_interp.stats.intervals import halves
 from segments import GRID, PATCH, SIZE, dataset, model
@@ -129,38 +130,6 @@ def test_attention_on_the_object_alone_scores_one_and_beside_it_zero(scaled):
     assert away["mass_token"].abs().max() == 0 and away["mass_pixel_best"].abs().max() == 0
 
 
-def test_random_order_scores_what_random_masks_do():
-    """Every map is the same, 5 of 8 patches of an object; only the order is random."""
-    tokens = torch.tensor([[1, 1, 0, 0, 0, 0, 0, 0]], dtype=torch.bool).expand(4000, 8)
-    masks = ci.measures.pixel_mask(tokens, (2, 4), (3, 5)).to(torch.uint8)
-    pattern = torch.cat([torch.zeros(1), torch.arange(8, 0, -1) / 36]).expand(4000, 1, 9, 9)
-    acts = {
-        "attn.hook_pattern": pattern,
-        "sample": torch.arange(4000),
-        "masks": masks,
-        "other_masks": masks,
-    }
-    block = model(image_size=(6, 20), patch_size=(3, 5)).blocks[0]
-    found = segmentation().measure(block, acts)["top_token_random"].mean().item()
-    exact = sum(
-        share * hits / (7 - hits) for hits, share in ((1, 2 * 5 * 3 / 56), (2, 5 * 4 / 56))
-    )  # hypergeometric
-    assert found == pytest.approx(exact, abs=0.01)
-    assert random_jaccard(5 / 8, 2 / 8) == pytest.approx(
-        exact, abs=0.02
-    )  # the formula is for many patches
-
-
-def test_a_class_too_small_for_any_patch_has_the_one_with_most_of_it():
-    mask = torch.zeros(1, *SIZE, dtype=torch.uint8)
-    mask[0, 5, 2:4], mask[0, 0, 0], mask[0, 8:12, 5:10] = 7, 7, 9
-    targets = Targets(mask, PATCH)
-    assert targets.tokens().tolist() == [
-        [False, False, True, False, False, False],
-        [False] * 5 + [True],
-    ]
-
-
 def test_the_head_is_chosen_on_the_other_half():
     heads = np.array(
         [[[0.1, 0.9]], [[0.8, 0.2]], [[0.2, 0.7]], [[0.6, 0.1]], [[0.3, 0.8]]]
@@ -265,9 +234,38 @@ def test_the_table_agrees_with_a_slow_one():
     assert "nan" not in str(ci.segment(net, data, untrained=0, progress=False).cells())
 
 
-def test_random_orders_differ_between_samples_and_leave_no_place_alone():
-    orders = torch.stack([random_order(7, sample) for sample in range(7000)])
-    assert torch.equal(orders.sort(dim=1).values, torch.arange(7).expand(7000, 7))
-    counts = torch.stack([torch.bincount(orders[:, place], minlength=7) for place in range(7)])
-    assert ((counts - 1000).abs() < 150).all()  # five standard deviations of 29
-    assert torch.equal(random_order(7, 3), orders[3])
+def test_scores_of_every_head_are_kept_and_saved(tmp_path):
+    result = ci.sweep(model(), dataset(5, empty=(2,)), probes="segmentation", progress=False)
+    table = ci.SweepResult.load(result.save(tmp_path)).head_samples()
+    assert table.equals(result.head_samples()) and len(table) == 5 * 2 * 3
+    assert table[table["sample"] == 2].filter(like="segmentation").isna().all(axis=None)
+    for means in (
+        result.heads(),
+        result.layers(),
+    ):  # sample 1 is followed by the one without an object
+        assert (means["n"] == 4 - means["statistic"].str.contains("_other")).all()
+    assert (
+        result.layers()["mean"].notna().all()
+        and ci.sweep(model(), dataset(3), progress=False).head_samples().empty
+    )
+
+
+QUIET: dict = {"progress": False}
+
+
+@pytest.mark.slow
+def test_the_page_of_scores_fits_both_widths_and_schemes(driven, tmp_path):  # noqa: F811
+    result = ci.segment(model(), dataset(9), untrained=1, progress=False)
+    page = ci.viz.segment_page(result, tmp_path)
+    assert looked_over(driven, page) == []
+    with opened(driven, page, 1200) as shown:  # beside the map of heads; the others are folded
+        assert shown.page.locator("table:not(.heat):visible").count() == 1
+        heads = result.table("heads").query("rule == 'mass' and resolution == 'token'")
+        values = [float(text) for text in shown.page.locator(".heat td").all_inner_texts()]
+        np.testing.assert_allclose(values, heads["value"], atol=0.0051)
+
+
+def test_a_network_whose_attention_is_nan_is_no_score():
+    with model().hooks([("blocks.1.attn.hook_q", lambda q, hook: q * torch.nan)]) as net:
+        with pytest.raises(ValueError, match="segmentation in layer 1, samples 0 to 6: the map"):
+            ci.segment(net, dataset(), untrained=0, progress=False)

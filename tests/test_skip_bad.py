@@ -1,13 +1,10 @@
 """Samples that cannot be decoded: refused with their names, or left out and listed."""
 
 from functools import partial
-from io import BytesIO
 
-import datasets
 import pandas as pd
 import pytest
 import torch
-from PIL import Image
 
 import crate_interp as ci
 from conftest import PLAIN, make, refuses
@@ -82,39 +79,6 @@ def test_a_chunk_without_a_sample_and_data_without_any(model, tmp_path):
     for verb in (ci.sweep, ci.atlas, ci.circuits.atom_names):
         call = partial(verb, model, f"imagefolder:{root}", skip_bad=True, **few)
         refuses("none of the 8 samples can be decoded. First error: ", call)
-
-
-def test_masks_that_cannot_be_decoded(model, tmp_path):
-    drawn = [Image.new("L", (20, 6), 0) for _ in range(7)]
-    for number, mask in enumerate(drawn):
-        mask.paste(1 + number % 2, (number, 0, number + 11, 6))
-    cells = [{"bytes": png(mask), "path": None} for mask in drawn]
-    cells[3] = {"bytes": b"no mask", "path": None}
-    pictures = [{"bytes": png(Image.new("RGB", (20, 6), (9 * n, 50, 90))), "path": None}
-                for n in range(7)]  # fmt: skip
-    features = datasets.Features(picture=datasets.Image(), mask=datasets.Image())
-    data = datasets.Dataset.from_dict({"picture": pictures, "mask": cells}, features=features)
-    options = CHUNKS | dict(probes="segmentation")
-    with pytest.raises(ValueError, match="the mask of sample 3.*: skip_bad=True"):
-        ci.sweep(model, data, **options)
-    result = ci.sweep(model, data, skip_bad=True, **options)
-    assert [row["sample"] for row in result.meta["skipped"]] == [3]
-    assert set(result.samples()["sample"]) == {0, 1, 2, 4, 5, 6}
-    # where masks are not read, the sample counts
-    assert ci.sweep(model, data, **CHUNKS).meta["n_samples"] == 7
-
-
-def png(image):
-    content = BytesIO()
-    image.save(content, "PNG")
-    return content.getvalue()
-
-
-def test_nan_is_refused_all_the_same(model):
-    images = torch.zeros(5, 3, 6, 20)
-    images[2, 0, 0, 0] = torch.nan
-    with pytest.raises(ValueError, match="sample 2: images hold NaN or Inf"):
-        ci.sweep(model, images, skip_bad=True, **CHUNKS)
 
 
 DRAWN = {"sample", "low", "high", "p", "excess_low", "excess_high"}  # or in the order of the data

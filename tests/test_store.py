@@ -120,21 +120,3 @@ def test_what_is_refused(net, stored, tmp_path):
     refuses("of a store of activations, only", lambda: ci.audit(net, stored, progress=False))
     with pytest.raises(ValueError, match="Leave out forward="):
         ci.sweep(net, stored, forward=lambda model, batch: model(batch), **QUIET)
-
-
-def test_a_linear_probe_of_a_store(net, stored, tmp_path):
-    labels = [place % 2 for place in range(N)]
-    data = DATA.clone()
-    data[9] = data[4] = data[0]  # equal samples lie on one side of the split
-    options = dict(labels=labels, test=0.5, batch_size=BATCH, progress=False)
-    with pytest.raises(KeyError, match="the store lacks 2 hook points .*: blocks.1.hook_resid_pre"):
-        names = ["blocks.0.hook_resid_pre", LAST]
-        ci.linear_probe(
-            net, ci.store(net, data, points=names, out=tmp_path / "f", **QUIET), **options
-        )
-    names = [LAST, *(f"blocks.{layer}.hook_resid_pre" for layer in range(3))]
-    kept = ci.store(net, data, points=names, out=tmp_path / "s", batch_size=BATCH, progress=False)
-    one, two = (ci.linear_probe(net, given, **options) for given in (data, kept))
-    both = one.samples().drop(columns="linear.input")  # a store has no inputs
-    assert both.equals(two.samples()) and "store" in two.meta
-    assert "pixels alone" not in two.headline() and "from pixels alone" in one.headline()

@@ -1,15 +1,18 @@
-"""Probes and sweeps: every number against a direct computation, tables, provenance, refusals."""
+"""Probes and sweeps: every number against a direct computation, provenance, refusals."""
 
+import dataclasses
 from importlib.metadata import version
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy import stats
 
 import crate_interp as ci
 import reference
-from conftest import D_HEAD, HEADS, LAYERS, make, refuses
+from conftest import D_HEAD, LAYERS, make, refuses
+from crate_interp.sweeps.layer_curves import curve
 from probing import values
 
 N = 7
@@ -152,55 +155,10 @@ def test_provenance(model, data, result):
     assert (data_range["start"], data_range["stop"]) == (0, N)
     assert meta["n_samples"] == N and meta["seconds"] > 0
     assert meta["dtype"] == "float32" and meta["versions"]["torch"] == version("torch")
-    stated = {"eps": 0.1, "at": ["pre", "mid"], "norm": False, "tokens": "all", "basis": "stored"}
-    assert meta["probes"]["compression"]["settings"] == stated and meta["blocks"] == "blocks"
     digest = meta["model_digest"]
     assert ci.sweep(model, data[:2], progress=False).meta["model_digest"] == digest
     model.blocks[1].mlp.D.data[0, 0] += 1e-3
     assert ci.sweep(model, data[:2], progress=False).meta["model_digest"] != digest
-
-
-def test_a_users_own_probe(model, data):
-    def measure(block, acts):
-        return {
-            "size": acts["hook_attn_out"].norm(dim=(1, 2)),
-            "codes": acts["attn.hook_u"].norm(dim=(1, 3)),
-        }
-
-    words = {
-        "size": ("units", 0.0, None, "how far"),
-        "codes": ("units", 0.0, None, "how far a head"),
-    }
-    own = ci.Probe(
-        name="own", points=("hook_attn_out", "attn.hook_u"), measure=measure, statistics=words
-    )
-    weights = ci.Probe(
-        name="atoms",
-        points=(),
-        statistics={"norm": ("", 0.0, None, "x"), "head": ("", 0.0, None, "y")},
-        measure=lambda block, acts: {
-            "norm": block.mlp.D.norm(),
-            "head": block.attn.U.norm(dim=(1, 2)),
-        },
-    )
-    result = ci.sweep(model, data, probes=[own, weights], batch_size=2, progress=False)
-    (cache,) = caches(model, data, N)
-    np.testing.assert_allclose(
-        values(result, "own.size", 2), cache["attn_out", 2].norm(dim=(1, 2)), rtol=1e-5
-    )
-    expected = cache["u", 2, "attn"].norm(dim=(1, 3)).mean(0)
-    np.testing.assert_allclose(cell(result.heads(), "own.codes", 2)["mean"], expected, rtol=1e-5)
-    assert cell(result.layers(), "atoms.norm", 0).iloc[0]["mean"] == pytest.approx(
-        model.blocks[0].mlp.D.norm().item()
-    )
-    assert len(cell(result.heads(), "atoms.head", 0)) == HEADS
-    only = ci.sweep(model, data, probes=weights, progress=False)
-    assert len(only.table("layers")) == LAYERS and len(only.layers()) == 2 * LAYERS
-    assert (
-        ci.probe(cache, [own, weights])
-        .layers()
-        .equals(ci.sweep(model, data, probes=[own, weights], progress=False).layers())
-    )
 
 
 def test_refusals(model, data):
@@ -242,3 +200,37 @@ def test_the_model_runs_in_bfloat16_and_probes_measure_in_float32(data, tmp_path
     ci.sweep(own, data, precision="bfloat16", out=tmp_path, progress=False)
     refuses("precision", lambda: ci.sweep(own, data, out=tmp_path, progress=False))
     refuses("precision='float8'", lambda: swept(precision="float8"))
+
+
+def test_the_mean_over_heads_has_the_deviation_of_a_mean(model, data, tmp_path):
+    kept = dataclasses.replace(ci.probes.attention(), per_head=("entropy", "entropy_cls"))
+    whole = ci.sweep(model, data, probes=kept, progress=False, controls=0)
+    samples = ci.data.open_data(data, model.preprocess)
+    parts = [
+        ci.sweep(model, ci.data.part(samples, *ends), probes=kept, progress=False, controls=0)
+        for ends in ((0, 2), (2, N))
+    ]
+    for result in (whole, parts[0].merge(parts[1])):
+        for name in ("entropy", "entropy_cls"):
+            each = result.head_samples().groupby(["layer", "sample"])[f"attention.{name}"].mean()
+            by_hand = each.groupby("layer").agg(["mean", "std"])
+            rows = result.layers().query("statistic == @name and over == 'heads'")
+            np.testing.assert_allclose(rows[["mean", "std"]], by_hand, rtol=1e-5)
+            assert (rows["n"] == N).all()
+            drawn = curve(result, f"attention.{name}")
+            half = stats.t.ppf(0.975, N - 1) * by_hand["std"] / np.sqrt(N)
+            np.testing.assert_allclose((drawn.high - drawn.low) / 2, half, rtol=1e-4)
+
+
+def test_cls_that_looks_at_itself_alone_divides_nothing_among_patches(model):
+    """And a whole of a millionth is divided as one of a half."""
+    left = torch.tensor([0.0, 1e-6, 0.5])
+    shares = torch.tensor([0.7, 0.2, 0.1]) * left[:, None]
+    rows = torch.cat([1 - left[:, None], shares], dim=1)  # [sample, key]
+    pattern = rows[:, None, None].expand(-1, 5, 4, -1)  # [sample, head, query, key]
+    found = ci.probes.attention().measure(model.blocks[0], {"attn.hook_pattern": pattern})
+    found = found["entropy_patches"][:, 0]
+    even = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
+    wanted = -(even * even.log()).sum()
+    np.testing.assert_allclose(found, [0.0, wanted, wanted], rtol=1e-6)
+    assert found.dtype == torch.float64

@@ -1,4 +1,4 @@
-"""ci.watch: a sweep at every n-th step, that leaves the training as it is."""
+"""ci.watch and SRRRegularizer: what they measure and add, and what they leave as it is."""
 
 import copy
 from types import SimpleNamespace
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 import crate_interp as ci
 from conftest import make, refuses
+from crate_interp.measures import l1_norm, layer_objectives
 
 LABELS = torch.arange(7)
 
@@ -154,31 +155,6 @@ def test_events_of_a_trainer(images):
 
 
 @pytest.mark.slow
-def test_a_hugging_face_trainer(images, tmp_path):
-    import transformers
-
-    model = make()
-    data = [{"pixel_values": image, "labels": place} for place, image in enumerate(images)]
-    options = dict(max_steps=5, per_device_train_batch_size=2, learning_rate=1e-2, save_steps=4)
-    quiet = dict(report_to=[], disable_tqdm=True, use_cpu=True, dataloader_pin_memory=False)
-    args = transformers.TrainingArguments(str(tmp_path / "run"), **options, **quiet)
-
-    def train(model, **more):
-        watch = ci.watch(
-            model, images, every=2, limit=5, out=tmp_path / "out", callback="transformers"
-        )
-        transformers.Trainer(model, args, train_dataset=data, callbacks=[watch]).train(**more)
-        return watch.result()
-
-    result = train(model)
-    assert result.steps == [0, 2, 4, 5]
-    wanted = ci.sweep(model.eval(), images, limit=5, controls=0, progress=False)
-    pd.testing.assert_frame_equal(result.at(5).layers(), wanted.layers())
-    again = train(make(), resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-4"))
-    assert again.steps == [0, 2, 4, 5] and again.digest() == result.digest()
-
-
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of Lightning about itself
 def test_lightning(images, tmp_path):
     import pytorch_lightning as pl
@@ -223,3 +199,112 @@ def test_the_samples_are_a_copy(images, reused):
     wanted = ci.sweep(model, images, probes="sparsity", controls=0, progress=False).layers()
     for step in (0, 1):
         pd.testing.assert_frame_equal(watch.result().at(step).layers(), wanted)
+
+
+def regularised(images, weight, steps=3, **more):
+    model = make()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with ci.SRRRegularizer(model, weight, **more) as penalty:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(images), LABELS) + penalty()
+            loss.backward()
+            optimizer.step()
+    return model
+
+
+def gradients(model):
+    return {name: value.grad for name, value in model.named_parameters()}
+
+
+@pytest.mark.parametrize("layers, chosen", [("last", [2]), ([0, 2], [0, 2])])
+def test_it_is_the_objective_of_the_layers_with_their_inputs_detached(images, layers, chosen):
+    model = make()
+    z = [model.run_with_cache(images)[1]["resid_pre", layer].detach() for layer in range(3)]
+    with ci.SRRRegularizer(model, 0.5, layers=layers, eps=0.3, lambd=0.2) as penalty:
+        model(images)
+        value = penalty()
+    terms = {
+        layer: layer_objectives(
+            [model.blocks[layer]], [model.blocks[layer].attn.U], z[layer], 0.3, 0.2
+        )
+        .mean()
+        .detach()
+        for layer in chosen
+    }
+    torch.testing.assert_close(value, 0.5 * sum(terms.values()))
+    assert penalty.last == pytest.approx({layer: float(term) for layer, term in terms.items()})
+
+
+def test_the_gradient_stays_in_the_layer(images):
+    model = make()
+    with ci.SRRRegularizer(model, layers=[1]) as penalty:
+        model(images)
+        penalty().backward()
+    reached = {name for name, grad in gradients(model).items() if grad is not None and grad.any()}
+    assert reached and all(name.startswith("blocks.1.") for name in reached)
+
+
+def test_the_gradient_is_that_of_finite_differences(images):
+    model = make().double()
+    x, block = images.double()[:2], model.blocks[1]
+    z = model.run_with_cache(x)[1]["resid_pre", 1].detach()
+    weight = next(value for name, value in block.named_parameters() if "ln" not in name)
+
+    def term(values):
+        with torch.no_grad():
+            weight.copy_(values)
+            (own,) = layer_objectives([block], [block.attn.U], z, 0.5, 0.1, l1_norm)
+        return own.mean()
+
+    with ci.SRRRegularizer(model, 1.0, layers=[1], eps=0.5, penalty="l1") as penalty:
+        model(x)
+        penalty().backward()
+    start, along = weight.detach().clone(), torch.randn_like(weight)
+    step = 1e-6
+    slope = (term(start + step * along) - term(start - step * along)) / (2 * step)
+    assert float(slope) == pytest.approx(float((weight.grad * along).sum()), rel=1e-4)
+
+
+def test_weight_zero_trains_the_same_bits(images):
+    model = make()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.cross_entropy(model(images), LABELS).backward()
+        optimizer.step()
+    for name, value in regularised(images, 0.0).state_dict().items():
+        assert torch.equal(value, model.state_dict()[name]), name
+    other = regularised(images, 0.1).state_dict()
+    assert not torch.equal(other["blocks.2.mlp.D"], model.state_dict()["blocks.2.mlp.D"])
+
+
+def test_a_random_layer_leaves_torchs_generator_alone(images):
+    model = make()
+
+    def drawn(seed):
+        with ci.SRRRegularizer(model, layers="random", seed=seed) as penalty:
+            for _ in range(11):
+                model(images)
+                penalty()
+                yield from penalty.last
+
+    state = torch.random.get_rng_state()
+    first = list(drawn(0))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert first == list(drawn(0)) != list(drawn(1)) and set(first) == {0, 1, 2}
+
+
+def test_hooks_come_off_and_a_caller_is_told(images):
+    model = make()
+    penalty = ci.SRRRegularizer(model)
+    refuses("use `with", penalty, RuntimeError)
+    with pytest.raises(KeyError), penalty:
+        with torch.no_grad():
+            model(images)
+        refuses("no forward with gradients", penalty, RuntimeError)
+        with pytest.raises(RuntimeError, match="open already"), penalty:
+            pass
+        raise KeyError
+    assert not any(block._forward_pre_hooks for block in model.blocks)
+    assert "layers=[2], eps=0.1, lambd=0.1, penalty='l0'" in repr(penalty)
