@@ -118,21 +118,6 @@ def test_windows_agree_with_whole_runs(tokens, family):
     same_as_slow(right, slow(model, tokens, None, "mean", "accuracy"), "accuracy")
 
 
-def test_runs_begin_at_the_layer_of_the_head(images):
-    model, ran = make(), [0] * LAYERS
-
-    def count(layer):
-        def hook(z, hook):
-            ran[layer] += 1
-
-        return hook
-
-    hooks = [(f"blocks.{layer}.hook_resid_post", count(layer)) for layer in range(LAYERS)]
-    with model.hooks(hooks):
-        ci.ablate_heads(model, images, batch_size=N, progress=False)
-    assert ran == [2 + HEADS * (layer + 1) for layer in range(LAYERS)]  # 2: the mean, the base
-
-
 def test_a_head_that_writes_nothing_costs_exactly_nothing(images):
     model = make()
     with torch.no_grad():

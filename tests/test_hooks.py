@@ -211,7 +211,6 @@ def sparse_step(model):
 
 CONTEXTS = {
     "hooks": lambda model: model.hooks(fwd_hooks=[(POINT, doubled)]),
-    "backward hooks": lambda model: model.hooks(bwd_hooks=[(POINT, lambda grad, hook: None)]),
     "nested": lambda model: model.hooks(fwd_hooks=[(POINT, doubled)]),
 }
 ENTERS = {
@@ -234,7 +233,6 @@ def test_a_second_thread_is_refused_while_a_context_is_open(context, enter):
 
 RUNS = {
     "a plain forward": lambda model: model(images(1)),
-    "a part": lambda model: model.blocks[1](torch.zeros(2, 13, 31)),
     "a sweep": lambda model: ci.sweep(model, images(1), probes="sparsity", progress=False),
 }
 

@@ -58,16 +58,6 @@ def test_draws_are_those_of_a_loop_over_resamples(n):
     assert high[0] == pytest.approx(values.mean() - wanted[place - 1] * scipy.stats.sem(values))
 
 
-def test_of_many_normal_rows_it_is_students_interval():
-    values = normal(1, 211, 1)
-    for level in (0.9, 0.95):
-        wanted = scipy.stats.t.interval(level, 210, values.mean(), scipy.stats.sem(values[:, 0]))
-        low, high = studentised(values).interval(level)
-        assert (low[0], high[0]) == pytest.approx(wanted, abs=0.012)
-    with pytest.raises(ValueError, match="level=1"):
-        studentised(values).interval(1.0)
-
-
 def test_p_values_count_draws_and_agree_with_the_interval():
     values = np.random.default_rng(3).lognormal(size=(23, 7))
     found = studentised(values)
@@ -213,15 +203,6 @@ def test_a_group_goes_to_one_side_as_a_whole():
     assert {int(row[[0, 2, 3, 6]].sum()) for row in split} == {2}
     with pytest.raises(ValueError, match="samples of two"):
         halves(3, np.zeros(3, dtype=int))
-
-
-def test_where_every_split_chooses_alike_the_interval_is_that_of_samples():
-    values = np.random.default_rng(0).normal(size=(40, 2))
-    found = over_splits(np.repeat(values[None], SPLITS, axis=0))
-    from scipy.stats import t
-
-    half = t.ppf(0.975, 39) * values.std(axis=0, ddof=1) / 40**0.5
-    np.testing.assert_allclose(found.high - found.value, half, rtol=1e-12)
 
 
 def scored(heads):

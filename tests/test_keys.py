@@ -166,16 +166,6 @@ def test_traps_are_refused():
     fails("no field 'hook_name'", lm, n_heads=5, hook_name="x")
 
 
-def test_lambdas_may_be_missing():
-    chat = published("nanochat-crate", p=6)
-    model = ci.load(chat, **GIVEN["nanochat-crate"])
-    assert torch.equal(model.resid_lambdas, torch.ones(2)) and torch.equal(
-        model.x0_lambdas, torch.zeros(2)
-    )
-    other = ci.load(chat | {"x0_lambdas": torch.ones(2)}, **GIVEN["nanochat-crate"])
-    assert not torch.equal(run(other), run(model))
-
-
 def test_the_file_of_the_config_wins_over_defaults_and_contradictions_are_named(tmp_path):
     chat = published("nanochat-crate", p=6)
     save_file(chat, tmp_path / "model.safetensors")
@@ -290,20 +280,6 @@ def test_bfloat16_is_told_from_bytes(alpha, tmp_path):
     weights["head/kernel"] = short.view(torch.int16).numpy().view("V2")
     loaded = ci.load(saved_npz(tmp_path / "w.npz", weights), **JAX_GIVEN)
     assert torch.equal(loaded.unembed.weight, short.float().T)
-
-
-def test_one_head_over_the_whole_stream_may_keep_its_matrix(tmp_path):
-    """The JAX code has an output kernel for one head too; the torch code has none."""
-    arrays = dict(np.load(next(FIXTURE.glob("*.npz"))))
-    for key, value in arrays.items():
-        if key.startswith("params") and key.endswith("/kernel") and "Attention_0" in key:
-            arrays[key] = value.reshape((32, 1, 32) if "proj" in key else (1, 32, 32))
-    np.savez(tmp_path / "a.npz", **arrays)
-    model = ci.load(tmp_path / "a.npz")
-    assert model.cfg.n_heads == 1 and model.cfg.output_matrix
-    assert model.blocks[0].attn.out_proj is not None
-    assert ci.load(model.save_pretrained(tmp_path / "own")).cfg == model.cfg
-    assert not make("crate-alpha", n_heads=1, d_head=31).cfg.output_matrix
 
 
 HEAD_KEYS = {

@@ -103,16 +103,6 @@ def test_bad_tokens(words, given):
     refuses(words, lambda: make_lm("crate-lm")(*given))
 
 
-def test_tokens_of_other_types_and_of_one_row(lm):
-    with torch.no_grad():
-        for dtype in (torch.uint8, torch.int32):
-            assert torch.equal(lm(ids().to(dtype), "loss"), lm(ids(), "loss"))
-        assert torch.equal(lm(ids()[0]), lm(ids()[:1]))  # one row is a batch of one
-        past = ci.Past()
-        lm(ids(pos=12), past=past)
-    refuses("there are 14 tokens", lambda: lm(ids(pos=2), past=past))
-
-
 def test_text(chat):
     assert chat.to_tokens("the").tolist() == [[276, 260]] and chat.to_tokens(
         "the", prepend_bos=False

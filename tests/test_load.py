@@ -59,21 +59,6 @@ def test_a_module_and_inference(images):
     )
 
 
-def test_variants(images):
-    for variant in ("c", "n", "t", "identity"):
-        model = make(variant=variant, d_model=HEADS * D_HEAD)
-        weights = published_layout(model)
-        fails("has no output matrix .* one of c, n, t, identity", weights, **given(model))
-        equal(ci.load(weights, variant=variant, **given(model)), model)
-    with_output = published_layout(make(d_model=HEADS * D_HEAD))
-    fails(
-        r"keys not used \(6\): transformer.layers.0.0.fn.to_out.0.weight",
-        with_output,
-        variant="c",
-        **given(model),
-    )
-
-
 def test_the_demo_head(tmp_path, images):
     """The keys of CRATE and two more, which make mlp_head a feature map and head the classes."""
     model = make("crate", d_features=17)

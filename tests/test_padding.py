@@ -1,8 +1,5 @@
 """Texts of unequal length in one batch: each row, and each reader of its cache, as alone."""
 
-import copy
-import pickle
-
 import pandas as pd
 import pytest
 import torch
@@ -205,7 +202,7 @@ def reader(request):
 
 
 def caches(reader, side, **more):
-    """Returns the cache of the in_a_batch batch, and the caches of the texts alone."""
+    """Returns the cache of the padded batch, and the caches of the texts alone."""
     tokens, mask, rows = in_a_batch(side)
     batch = reader.run_with_cache(tokens, attention_mask=mask, **more)[1]
     return batch, [reader.run_with_cache(row[None], **more)[1] for row in rows]
@@ -267,20 +264,3 @@ def test_patching_refuses_padding(side):
     batch, _ = caches(reader, side)
     with pytest.raises(ValueError, match="patching would read padding as tokens"):
         ci.circuits.patching.get_act_patch_resid_pre(reader, TOKENS, batch, lambda out: out.sum())
-
-
-def test_the_mask_stays_with_the_cache(side):
-    reader = make_lm()
-    batch, _ = caches(reader, side)
-    _, mask, _ = in_a_batch(side)
-    assert torch.equal(batch.mask, mask.bool())
-    for same in (copy.deepcopy(batch), pickle.loads(pickle.dumps(batch)), batch.to("cpu")):
-        assert torch.equal(same.mask, mask.bool())
-    cut = batch.apply_slice_to_batch_dim([0, 2])
-    assert torch.equal(cut.mask, mask.bool()[[0, 2]])
-    sliced, _ = caches(reader, side, pos_slice=[0, 3, 4])
-    assert torch.equal(sliced.mask, mask.bool()[:, [0, 3, 4]])
-    if side == "left":
-        refuses("lacks positions of in_a_batch texts", lambda: sliced.alone(1))
-    full = reader.run_with_cache(TOKENS, attention_mask=torch.ones_like(TOKENS))[1]
-    assert not full.is_padded and reader.run_with_cache(TOKENS)[1].mask is None

@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from scipy import stats
 from transformers import ViTForImageClassification
 
 import crate_interp as ci
-from crate_interp.measures import principal_angles
 
 sys.path.append(str(Path(__file__).parent.parent / "demos"))
 
@@ -174,31 +172,15 @@ def test_a_verdict_follows_from_the_gains_and_the_way_wanted(gains, excess, hold
     assert pair_verdicts.verdict(-1, (turned[0], turned[1]), turned[2], holds) == whose
 
 
-V = demo.subspaces(17, 5, 3)
-
-
 @pytest.fixture(scope="module")
 def ideal():
     return demo.ideal(n=7)
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 # ---- the tokens
 
 
 # ---- the score
-
-
-def test_the_matching_is_the_best_of_all():
-    u = normal(5, 17, 3, seed=2)
-    best = max(
-        sum(float(principal_angles(u[i], V[j]).cos().square().mean()) for i, j in enumerate(order))
-        for order in permutations(range(5))
-    )
-    assert demo.matched_overlap(u, V) == pytest.approx(best / 5)
 
 
 # ---- the layer

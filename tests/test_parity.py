@@ -86,17 +86,6 @@ def test_weights_are_those_that_transformerlens_reads(lm):
     assert lm.n_params_total == sum(value.numel() for value in lm.state_dict().values())
 
 
-def test_biases_of_the_roles_are_those_of_the_forward():
-    lm = make_lm("gpt-baseline")
-    with torch.no_grad():
-        _, cache = lm.run_with_cache(TOKENS)
-    x = cache["normalized", 1, "ln1"]
-    for role in "QKV":
-        weight, bias = getattr(lm, f"W_{role}")[1], getattr(lm, f"b_{role}")[1]
-        direct = torch.stack([x @ weight[head] + bias[head] for head in range(HEADS)], dim=2)
-        torch.testing.assert_close(cache[role.lower(), 1], direct, atol=1e-5, rtol=1e-5)
-
-
 def test_svd_interpreter(lm):
     if lm.cfg.family == "crate-lm" and not lm.cfg.residual and "ista" in lm.cfg.sparse_step:
         pytest.raises(NotImplementedError, SVDInterpreter(lm).get_singular_vectors, "w_in", 1)

@@ -101,12 +101,6 @@ def test_a_worker_with_other_software_is_refused(monkeypatch):
         work("sweep", **SMALL, engine="ray")
 
 
-def test_without_ray(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ValueError, match=r"pip install 'crate_interp\[ray\]'"):
-        work("sweep", **SMALL, engine="ray")
-
-
 WORKING = Path(__file__).with_name("working.py")
 
 

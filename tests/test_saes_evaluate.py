@@ -195,18 +195,6 @@ def test_ablation_is_ablation(vision):
     assert "shuffled weights" not in set(result.table()["coder"])  # it is no module
 
 
-def test_pca_has_as_many_components_as_the_autoencoder_features(vision):
-    model, data = vision
-    sae = random_sae(architecture="topk", k=5).double()
-    sae.b_enc.data[:] = 10  # all of the k are above 0
-    result = ci.saes.evaluate(model, data, {POINT: sae}, **QUIET)
-    assert row(result)["l0"] == 5 == row(result, "pca")["l0"]
-    tokens = model.run_with_cache(data)[1][POINT].flatten(0, 1).detach().numpy()
-    values = np.linalg.svd(tokens - tokens.mean(axis=0), compute_uv=False) ** 2
-    share = values[:5].sum() / values.sum()
-    assert row(result, "pca")["variance_explained"] == pytest.approx(share, rel=1e-9)
-
-
 def test_intervals_of_ratios():
     random = np.random.default_rng(0)
     below = random.uniform(1, 2, 40)

@@ -12,7 +12,6 @@ from browser import driven, looked_over, opened  # noqa: F401
 from crate_interp.measures import mass_mask, top_mask
 from crate_interp.measures.maps import centred_map
 from crate_interp.probes.segmentation_probe import random_order, segmentation
-from crate_interp.segmentation.scores import choices
 from crate_interp.stats.intervals import halves
 from segments import GRID, PATCH, SIZE, dataset, model
 from selection import few
@@ -130,17 +129,6 @@ def test_attention_on_the_object_alone_scores_one_and_beside_it_zero(scaled):
     assert away["mass_token"].abs().max() == 0 and away["mass_pixel_best"].abs().max() == 0
 
 
-def test_the_head_is_chosen_on_the_other_half():
-    heads = np.array(
-        [[[0.1, 0.9]], [[0.8, 0.2]], [[0.2, 0.7]], [[0.6, 0.1]], [[0.3, 0.8]]]
-    )  # [n, layer, head]
-    for first, chosen in zip(halves(5), choices(heads), strict=True):
-        for half in (first, ~first):
-            best = heads[half].mean(axis=0).argmax()
-            assert (chosen[~half] == best).all()
-    assert (choices(np.full((5, 2, 3), 0.5)) == [0, 3, 0]).all()  # of equal heads the first
-
-
 def slow_rows(sweep, name, kept, chance=""):
     """Returns (way, layer) -> (values, the commonest (layer, head)) from the tables of a sweep.
 
@@ -251,18 +239,6 @@ def test_scores_of_every_head_are_kept_and_saved(tmp_path):
 
 
 QUIET: dict = {"progress": False}
-
-
-@pytest.mark.slow
-def test_the_page_of_scores_fits_both_widths_and_schemes(driven, tmp_path):  # noqa: F811
-    result = ci.segment(model(), dataset(9), untrained=1, progress=False)
-    page = ci.viz.segment_page(result, tmp_path)
-    assert looked_over(driven, page) == []
-    with opened(driven, page, 1200) as shown:  # beside the map of heads; the others are folded
-        assert shown.page.locator("table:not(.heat):visible").count() == 1
-        heads = result.table("heads").query("rule == 'mass' and resolution == 'token'")
-        values = [float(text) for text in shown.page.locator(".heat td").all_inner_texts()]
-        np.testing.assert_allclose(values, heads["value"], atol=0.0051)
 
 
 def test_a_network_whose_attention_is_nan_is_no_score():

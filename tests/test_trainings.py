@@ -77,17 +77,6 @@ def picture_settings(folder, held_out=None):
     return argparse.Namespace(out=folder, held_out=held_out)
 
 
-def test_a_batch_depends_on_its_step_alone(cutouts, grounds):
-    data = pictures_demo.Training(cutouts, grounds)
-    images, labels = data.batch(3)
-    again, same = pictures_demo.Training(cutouts, grounds).batch(3)
-    assert torch.equal(images, again) and torch.equal(labels, same)
-    assert images.shape == (pictures_demo.BATCH, 3, 32, 32) and set(labels.tolist()) <= set(
-        range(7)
-    )
-    assert not torch.equal(images, data.batch(4)[0])
-
-
 def test_masks_are_exact_and_sizes_are_those_asked_for(cutouts, grounds):
     test = pictures_demo.Test(cutouts, grounds, 70)
     low, high = pictures_demo.SHARE

@@ -75,48 +75,6 @@ def test_the_band_of_every_line_is_the_interval_of_its_mean(model, data):
     assert words == drawn
 
 
-def wide(result, statistic, column="mean"):
-    rows = result.heads().query("statistic == @statistic")
-    return rows.pivot(index="layer", columns="head", values=column).to_numpy()
-
-
-def test_a_heat_map_of_a_result(result):
-    figure = ci.viz.heatmap(result, "alignment.energy_head")
-    axes, bar = figure.axes
-    numbers = wide(result, "energy_head")
-    np.testing.assert_allclose(axes.get_images()[0].get_array(), numbers)
-    assert axes.get_title() == "Share of a token in each head's subspace"
-    assert bar.get_xlabel() == "share of energy (p/d is chance)"
-    for (row, column), text in zip(np.ndindex(numbers.shape), axes.texts, strict=True):
-        assert text.get_position() == (column, row)
-        assert float(text.get_text()) == pytest.approx(numbers[row, column], abs=0.0051)
-    assert not axes.patches  # no number is below 0: no interval could leave out 0
-    same = ci.viz.heads(result, "alignment.energy_head").axes[0]
-    np.testing.assert_array_equal(same.get_images()[0].get_array(), numbers)
-
-
-def signed(shape, seed=0):
-    values = np.random.default_rng(seed).normal(size=shape) * 0.3
-    return values, (values - 0.25, values + 0.25)
-
-
-def test_a_heat_map_of_numbers_of_both_signs_is_centred_and_frames_what_leaves_out_0():
-    values, ends = signed((12, 12))
-    figure = ci.viz.heatmap(torch.tensor(values), interval=ends, unit="nats", title="Lost")
-    axes, bar = figure.axes
-    image = axes.get_images()[0]
-    assert image.norm.vmin == -image.norm.vmax == -np.abs(values).max()
-    middle, above, below = (np.array(image.cmap(place)) for place in (0.5, 1.0, 0.0))
-    assert middle[:3].min() > 0.9 and above[2] > above[0] + 0.3 and below[0] > below[2] + 0.3
-    framed = {(round(box.get_y() + 0.43), round(box.get_x() + 0.43)) for box in axes.patches}
-    assert framed == {place for place, v in np.ndenumerate(values) if abs(v) > 0.25} != set()
-    assert "95 % interval excludes 0" in axes.get_xlabel() and bar.get_xlabel() == "nats"
-    assert axes.get_title() == "Lost"
-    # all 144 numbers fit into the width of a column
-    told = [float(text.get_text()) for text in axes.texts]
-    np.testing.assert_allclose(told, values.flatten(), atol=0.0051)
-
-
 def test_attention_on_image(model, images):
     _, cache = model.run_with_cache(images)
     figure = ci.viz.attention_on_image(cache, -1, images)
