@@ -159,9 +159,6 @@ def test_server_gone_and_offline(table, hub, tmp_path, monkeypatch):
     assert ci.load(REPO, cache_dir=tmp_path, **given).cfg == model.cfg
 
 
-# ------------------------------------------------------------------ names
-
-
 def push(model, name, hub):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(

@@ -211,12 +211,6 @@ def test_a_run_that_dies_at_any_step_leaves_nothing_behind(tmp_path):
     assert step > 15 and {".part", ".lock"} <= seen
 
 
-# --- single files ---
-
-
-# --- files that a caller asked for ---
-
-
 SLOW = {"report", "audit", "atlas", "convert"}
 
 

@@ -177,12 +177,6 @@ def ideal():
     return demo.ideal(n=7)
 
 
-# ---- the tokens
-
-
-# ---- the score
-
-
 # ---- the layer
 
 
@@ -238,6 +232,3 @@ def test_a_defect_breaks_its_claims_and_no_other(name):
     assert not wanted & unsure and found - unsure == wanted
     u = planted.model.blocks[0].attn.U.double()
     assert (demo.matched_overlap(u, planted.v) < 0.5) == lost
-
-
-# ---- training
