@@ -35,7 +35,7 @@ def test_a_cut_cache(model, data):
 
 
 # What a user sees, who has no type checks.
-WRONG_TYPES = {
+MISTAKES = {
     "probe(statistics=['a'])": "has no statistics",
     "probe(points=('blocks.0.hook_resid_mid',))": "names inside a block",
     "ci.probes.resolve([ci.probes.compression])": "function is not a probe: call it, compression()",
@@ -47,6 +47,15 @@ WRONG_TYPES = {
     "ci.sweep('crate-tiny-fashion', 'embedded:fashion')": "cannot measure str",
     "ci.viz.layers(result, 'sparsity.l2')": "no statistic 'sparsity.l2'. Did you mean sparsity.l1",
     "tiny('a.png')": "images are str: make floats",
+    "tiny(torch.zeros(1, 1, 28, 28, dtype=torch.uint8))": "make floats of them, model.preprocess",
+    "tiny(torch.zeros(1, 3, 28, 28))": "shape (1, 3, 28, 28): give [batch, 1, height, width]",
+    "tiny(torch.zeros(1, 1, 20, 28))": "images are (20, 28), but the model was built for (28, 28)",
+    "tiny(torch.full((1, 1, 28, 28), 255.0))": "floats up to 255, and so not preprocessed",
+    "tiny.to_tokens('hi')": "there is no class 'hi'",
+    "ci.ablate_heads(lm, 'embedded:fashion', limit=4)": "but this model reads text",
+    "ci.sweep(tiny, ['a text'])": "sample 0 is 'a text', but this model reads images",
+    "ci.segment(tiny, 'embedded:fashion', limit=4)": "the data has none: ",
+    "ci.compare(tiny, lm, 'embedded:fashion', limit=4)": "but this model reads text",
 }
 
 
@@ -54,18 +63,18 @@ WRONG_TYPES = {
 def names():
     """What the wrong calls name."""
     base = dict(family="crate", d_model=32, n_layers=2, n_heads=4)
-    tiny = ci.load("crate-tiny-fashion")
+    tiny, lm = ci.load("crate-tiny-fashion"), ci.load("crate-tiny-lm")
     result = ci.sweep(tiny, "embedded:fashion", probes="sparsity", limit=2, progress=False)
     probe = lambda **over: one_number(print, **over)  # noqa: E731
-    return dict(ci=ci, torch=torch, base=base, tiny=tiny, result=result, probe=probe)
+    return dict(ci=ci, torch=torch, base=base, tiny=tiny, lm=lm, result=result, probe=probe)
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("wrong", WRONG_TYPES)
-def test_wrong_types_are_refused_in_one_line(wrong, names):
+@pytest.mark.parametrize("wrong", MISTAKES)
+def test_everyday_mistakes_are_answered_in_one_line(wrong, names):
     with pytest.raises(ValueError) as caught:
         eval(wrong, dict(names))
-    assert WRONG_TYPES[wrong] in str(caught.value) and "\n" not in str(caught.value)
+    assert MISTAKES[wrong] in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_points_are_chosen_by_names_functions_and_regular_expressions(model, images):
