@@ -97,7 +97,7 @@ def test_a_stream_that_is_another_one(model, data, tmp_path):
     cut = datasets.IterableDataset.from_generator(
         broken, features=data.features, gen_kwargs={"rows": 17}
     )
-    with pytest.raises(ValueError, match=r"failed after 17 rows \(OSError: the line is cut\). Fin"):
+    with pytest.raises(OSError, match="the line is cut"):  # finished chunks are kept
         ci.sweep(model, cut, out=tmp_path / "two", **CHUNKS)
     assert (tmp_path / "two" / "chunks" / "sweep-000000+2.parquet").exists()
 
