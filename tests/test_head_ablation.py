@@ -1,7 +1,6 @@
-"""ci.ablate_heads against whole runs with hooks, closed forms, and what it refuses."""
+"""Heads: ablated against whole runs with hooks, and what they look at, against loops."""
 
 import dataclasses
-import math
 from functools import partial
 
 import numpy as np
@@ -10,10 +9,18 @@ import torch
 import torch.nn.functional as F
 
 import crate_interp as ci
+from answering import ready
 from conftest import CLASSES, HEADS, LAYERS, leftover_hooks, make, make_lm, refuses
 from crate_hooks import edit
-from crate_interp.circuits import head_ablation
-from crate_interp.data import open_data, open_text, part
+from crate_interp.circuits import (
+    Circuit,
+    Edge,
+    evaluate,
+    head_ablation,
+    head_scores,
+    repeat_targets,
+)
+from crate_interp.data import open_data
 from crate_interp.questions.edited_runs import may_share
 from crate_interp.stats.bootstrap import studentised
 from crate_interp.stats.intervals import max_t
@@ -28,11 +35,6 @@ def images():
     return dataclasses.replace(
         open_data(images, make().preprocess), labels=[place % CLASSES for place in range(N)]
     )
-
-
-@pytest.fixture(scope="module")
-def result(images):
-    return ci.ablate_heads(make(), images, **QUIET)
 
 
 @pytest.fixture(scope="module")
@@ -116,21 +118,6 @@ def test_windows_agree_with_whole_runs(tokens, family):
     same_as_slow(right, slow(model, tokens, None, "mean", "accuracy"), "accuracy")
 
 
-def test_runs_begin_at_the_layer_of_the_head(images):
-    model, ran = make(), [0] * LAYERS
-
-    def count(layer):
-        def hook(z, hook):
-            ran[layer] += 1
-
-        return hook
-
-    hooks = [(f"blocks.{layer}.hook_resid_post", count(layer)) for layer in range(LAYERS)]
-    with model.hooks(hooks):
-        ci.ablate_heads(model, images, batch_size=N, progress=False)
-    assert ran == [2 + HEADS * (layer + 1) for layer in range(LAYERS)]  # 2: the mean, the base
-
-
 def test_a_head_that_writes_nothing_costs_exactly_nothing(images):
     model = make()
     with torch.no_grad():
@@ -144,40 +131,6 @@ def test_a_head_that_writes_nothing_costs_exactly_nothing(images):
     assert abs(silent["drop"]) < 1e-6
     others = rows[(rows["layer"] != 1) | (rows["head"] != 2)]
     assert (others["drop"].abs() > 1e-5).all()
-
-
-@pytest.mark.slow
-def test_zeros_merge_and_means_do_not(images, tmp_path):
-    model = make()
-    halves = [
-        ci.ablate_heads(model, part(images, *ends), how="zero", batch_size=3, progress=False)
-        for ends in ((0, 3), (3, N))
-    ]
-    whole = ci.ablate_heads(model, images, how="zero", out=tmp_path, **QUIET)
-    merged = halves[0].merge(halves[1])
-    np.testing.assert_allclose(merged.heads()["drop"], whole.heads()["drop"], atol=1e-6)
-    assert merged.meta["n_samples"] == N
-    again = ci.HeadAblation.load(tmp_path)
-    assert again.meta == whole.meta and again.heads().equals(whole.heads())
-    mean = ci.ablate_heads(model, images, **QUIET)
-    refuses("mean ablation takes the mean over all samples", lambda: mean.merge(mean))
-
-
-def test_answers_worse_than_by_chance_are_said_so(images):
-    """Where labels stand in another order, the loss is above ln(classes)."""
-    model = make()
-    with torch.no_grad():
-        logits = model(images.read(0, N))
-    settings = {"how": "zero", **QUIET}
-    worst = dataclasses.replace(images, labels=logits.argmin(-1).tolist())
-    wrong = ci.ablate_heads(model, worst, **settings)
-    base, even = wrong.heads()["base"].iloc[0], math.log(logits.shape[1])
-    assert base > even and f"worse than by chance: loss {base:.3g}, by" in wrong.headline()
-    best = dataclasses.replace(images, labels=logits.argmax(-1).tolist())
-    assert "worse" not in ci.ablate_heads(model, best, **settings).headline()
-    accuracy = ci.ablate_heads(model, worst, metric="accuracy", **settings)
-    assert "worse than by chance: accuracy 0, by chance 0.0909" in accuracy.headline()
-    assert "accuracy of n samples" in accuracy.legend() and "zero ablation" in accuracy.legend()
 
 
 def test_an_edited_model_is_said_to_be_one(images, tmp_path):
@@ -203,61 +156,15 @@ def test_an_edited_model_is_said_to_be_one(images, tmp_path):
     assert "edits" not in ci.ablate_heads(model, images, **QUIET).meta
 
 
-def test_a_name_of_several_classes_tells_none(images):
-    names = ("crane", "crane", *"abcdefghi")
-    named = dataclasses.replace(images, labels=["crane"] * N)
-    with pytest.raises(ValueError, match="'crane' of sample 0 is not one class"):
-        ci.ablate_heads(make(labels=names), named, **QUIET)
-    named = dataclasses.replace(images, labels=["c"] * N)
-    assert len(ci.ablate_heads(make(labels=names), named, **QUIET).heads()) == LAYERS * HEADS
-
-
-def test_the_headline_counts_effects_by_p(result, monkeypatch):
-    rows = result.heads()
-    assert (rows["p"] > 0.05).all()
-    assert "Of 15 heads of the model on 7 images, 0 are shown to help and 0" in result.headline()
-    assert "this result has 7 images" in result.caution() and "<table" in result._repr_html_()
-    for least, words, largest in (
-        ([0.01, 0.05, 0.06], "2 are shown to help and 0 to harm", "L0H0"),
-        ([0.06, 0.5, 0.5], "0 are shown to help and 0 to harm", "L0H2"),
-    ):
-        made = rows.assign(drop=1.0, p=1.0)
-        made.loc[: len(least) - 1, "p"] = least
-        made.loc[2, "drop"] = 3.0  # the largest of all
-        monkeypatch.setattr(result, "_table", lambda name, made=made: made)
-        found = result.headline()
-        assert words in found and f"is that of {largest} (mean ablation): " in found, found
-        assert ("may be chance" in found) == (largest == "L0H2")
-
-
-def test_the_heat_map_has_0_in_the_middle_and_frames_what_leaves_it_out(result):
-    rows = result.heads()
-    figure = ci.viz.head_ablation(result)
-    axes = figure.axes[0]
-    image = axes.images[0]
-    np.testing.assert_allclose(image.get_array(), rows["drop"].to_numpy().reshape(LAYERS, HEADS))
-    assert image.norm.vmin == -image.norm.vmax == -rows["drop"].abs().max()
-    assert (rows["low"] > 0).any() or (rows["high"] < 0).any()
-    assert not axes.patches and (rows["p"] > 0.05).all()  # frames are of what holds over heads
-    helped = dataclasses.replace(result, stored=dict(result.stored))
-    helped.stored["samples"] = result.table("samples").assign(ablated=9.0)
-    one_sign = ci.viz.head_ablation(helped).axes[0].images[0]
-    assert one_sign.norm.vmin == -one_sign.norm.vmax
-
-
 def test_what_cannot_be_ablated_is_refused_before_work_starts(images, monkeypatch, unchecked):
     monkeypatch.setattr(head_ablation, "Pass", lambda *_: pytest.fail("work has started"))
     model = make(labels=[f"class {number}" for number in range(11)])
-    pictures, folders = images.read(0, N), dataclasses.replace(images, labels=["boot"] * N)
+    pictures = images.read(0, N)
     for args, options, match in (
         ((model, pictures), {}, "needs the true class of each image: labels are missing"),
         ((model, dataclasses.replace(images, labels=[99] * N)), {}, "the label 99 of sample 0 is"),
         ((model, dataclasses.replace(images, labels=[None] * N)), {}, "labels are missing"),
-        ((make(labels=None), folders), {}, r"or load the model with labels=.*, 11 class names"),
-        ((model, images), {"how": "median"}, "how='median' is none of mean, zero"),
         ((model, images), {"metric": "los"}, "Did you mean loss"),
-        ((model, images), {"limit": 0}, "limit=0"),
-        ((torch.nn.Linear(2, 2), images), {}, "cannot measure Linear"),
         ((make_lm(), torch.zeros(3, 1, dtype=torch.long)), {}, "the windows have one token"),
         ((ci.HookedCrateMAE(_mae()), pictures), {}, "has no logits"),
     ):
@@ -269,20 +176,123 @@ def _mae():
     return ci.CrateConfig(family="crate-mae", **sizes)
 
 
-@pytest.mark.slow
-def test_text_is_taken_as_sweeps_take_it(tokens):
-    model = make_lm()
-    samples = open_text(tokens, model.windows)
-    one, two = (ci.ablate_heads(model, data, limit=4, **QUIET) for data in (tokens, samples))
-    assert one.heads().equals(two.heads()) and one.meta["data"] == two.meta["data"]
+def slow_targets(tokens, offset):
+    """The same by three loops: key j is a target of query i if a copy of i stands at j - offset."""
+    batch, count = tokens.shape
+    found = torch.zeros(batch, count, count, dtype=torch.bool)
+    for row in range(batch):
+        for query in range(count):
+            for copy in range(query):
+                key = copy + offset
+                if tokens[row, copy] == tokens[row, query] and 0 <= key <= query:
+                    found[row, query, key] = True
+    return found
 
 
-def test_infinite_ends_of_intervals_are_drawn():
-    """The accuracy without a head may differ in one sample alone, which bounds nothing."""
-    import numpy as np
+def test_targets_equal_three_loops():
+    tokens = torch.randint(5, (4, 17), generator=torch.Generator().manual_seed(0))
+    found = repeat_targets(tokens, range(-20, 21))
+    assert list(found)[:2] == ["previous", "copy-20"] and len(found) == 42
+    for offset in range(-20, 21):
+        name = f"copy{offset:+d}" if offset else "copy"
+        assert torch.equal(found[name], slow_targets(tokens, offset)), offset
+    query, key = found["previous"][2].nonzero().T
+    assert torch.equal(key, query - 1) and len(query) == 16
+    assert list(repeat_targets(tokens)) == ["previous", "copy", "copy+1"]
 
-    drop = np.array([[0.1, -0.2, 0.0]])
-    ends = np.array([[-np.inf, -0.3, -0.1]]), np.array([[np.inf, -0.1, 0.1]])
-    figure = ci.viz.heatmap(drop, interval=ends, signed=True)
-    frames = [patch for patch in figure.axes[0].patches if not patch.get_fill()]
-    assert len(frames) == 1  # the one that leaves out 0
+
+def test_scores_equal_a_slow_form():
+    model, _ = ready("crate-lm")
+    tokens = torch.randint(6, (5, 11), generator=torch.Generator().manual_seed(1))
+    tokens[3] = torch.arange(11)  # nothing repeats in it
+    _, cache = model.run_with_cache(tokens)
+    targets = repeat_targets(tokens, (1,))
+    table = head_scores(cache, targets)
+    assert len(table) == 2 * model.cfg.n_layers * model.cfg.n_heads
+    for row in table.sample(8, random_state=0).itertuples():
+        scores, evens = [], []
+        for sample in range(len(tokens)):
+            own, even = [], []
+            for query in range(11):
+                keys = targets[row.target][sample, query].nonzero().flatten().tolist()
+                if keys:
+                    pattern = cache["pattern", row.layer][sample, row.head, query]
+                    own.append(sum(pattern[key].item() for key in keys))
+                    even.append(len(keys) / (query + 1))
+            if own:
+                scores.append(np.mean(own))
+                evens.append(np.mean(even))
+        assert row.samples == len(scores) == (5 if row.target == "previous" else 4)
+        assert row.score == pytest.approx(np.mean(scores), rel=1e-5)
+        assert row.even == pytest.approx(np.mean(evens), rel=1e-5)
+        assert row.low <= row.score <= row.high
+
+
+def test_a_head_that_looks_only_there_has_all_and_an_even_one_has_the_even_share():
+    model, _ = ready("crate-lm")
+    tokens = torch.arange(4).repeat(3, 3)
+    _, cache = model.run_with_cache(tokens)
+    pattern = cache["pattern", 1]
+    pattern.zero_()
+    pattern[:, 0].diagonal(-3, dim1=-2, dim2=-1)[:] = 1  # the token after the last copy
+    pattern[:, 1] = torch.ones(12, 12).tril() / torch.arange(1, 13)[:, None]
+    table = head_scores(cache, repeat_targets(tokens)).set_index(["target", "layer", "head"])
+    planted, even = table.loc[("copy+1", 1, 0)], table.loc[("copy+1", 1, 1)]
+    assert planted["score"] == pytest.approx(1) and even["score"] == pytest.approx(even["even"])
+    assert table.loc[("copy", 1, 0), "score"] == 0
+
+
+def test_some_positions_of_text_are_refused_and_of_an_image_scored():
+    """Which keys a query of a text may see depends on where it stands: the cache does not say."""
+    model, tokens = ready("crate-lm")
+    previous = repeat_targets(tokens)["previous"]
+    for places in (-1, slice(2, 5), [3, 1]):
+        _, cache = model.run_with_cache(tokens, pos_slice=places)
+        kept = previous[:, [places] if places == -1 else places]
+        refuses("run without pos_slice", partial(head_scores, cache, {"x": kept}))
+    model, images = ready("crate")
+    _, whole = model.run_with_cache(images)
+    _, cache = model.run_with_cache(images, pos_slice=[0])
+    first = torch.zeros_like(whole["pattern", 0][:, 0], dtype=torch.bool)
+    first[:, 0, 3] = True
+    own = head_scores(cache, {"x": first[:, :1]})["score"]
+    np.testing.assert_allclose(own, head_scores(whole, {"x": first})["score"], rtol=1e-5)
+
+
+def scored(metric, **options):
+    model, images = ready("crate-alpha")
+    model, images = model.double(), images.double()  # batches of other sizes round otherwise
+    inputs = torch.cat([images, images.flip(-1), images * 0.7, images + 0.2])
+    circuit = Circuit((Edge("L0H1", "L2H3", 1.0), Edge("L1H0", "L2H3", 0.5)))
+    options = dict(random=3, subsets=2, progress=False) | options
+    return model, inputs, evaluate(model, circuit, inputs, metric, **options)
+
+
+def test_the_interval_is_the_bootstrap_t_of_resampled_inputs():
+    """Of faithfulness, by a loop over resamples of the three runs, each with its own error."""
+    model, inputs, found = scored(lambda logits: logits[:, 2], ablation="zero", random=0)
+    heads = {(0, 1), (1, 0), (2, 3)}
+
+    def values(kept):
+        hooks = []
+        for layer in range(model.cfg.n_layers):
+            gone = [head for head in range(model.cfg.n_heads) if (layer, head) not in kept]
+            if gone:
+                hooks.append((f"blocks.{layer}.attn.hook_z", ci.hooks.edit.zero(heads=gone)))
+        return model.run_with_hooks(inputs, fwd_hooks=hooks)[:, 2].detach().double().numpy()
+
+    every = {(a, b) for a in range(model.cfg.n_layers) for b in range(model.cfg.n_heads)}
+    whole, none, own = values(every), values(set()), values(heads)
+    kept, span = own - none, whole - none
+    ratio = kept.mean() / span.mean()
+    rng, count, shifts = np.random.default_rng(5), len(inputs), []
+    each = (kept - ratio * span) / span.mean()  # to first order, what each input adds
+    for _ in range(4000):
+        rows = each[rng.integers(count, size=count)]
+        shifts.append(rows.mean() / (rows.std(ddof=1) / count**0.5))
+    error = each.std(ddof=1) / count**0.5
+    high, low = ratio - np.quantile(shifts, [0.025, 0.975]) * error
+    row = found.table().set_index("measure").loc["faithfulness"]
+    assert row["value"] == pytest.approx(ratio)
+    assert row["low"] == pytest.approx(low, abs=0.1 * (high - low))
+    assert row["high"] == pytest.approx(high, abs=0.1 * (high - low))

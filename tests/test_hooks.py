@@ -1,31 +1,19 @@
-"""crate_hooks: names, reading as a stream, and the catalogue against live models."""
+"""crate_hooks: names, reading as a stream, the catalogue against live models, and threads."""
 
 import re
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 import crate_interp as ci
-from command import python
 from conftest import BATCH, D_HEAD, D_MODEL, HEADS, LAYERS, leftover_hooks, make, make_lm
+from crate_hooks import edit
 from crate_interp import hooks
 
 CATALOGUE = Path(__file__).parent.parent / "hooks" / "README.md"
-
-
-def test_names(model):
-    assert hooks.full_name("attn.hook_u", 3) == "blocks.3.attn.hook_u"
-    assert hooks.every_layer(model, hooks.PATTERN) == [
-        f"blocks.{layer}.attn.hook_pattern" for layer in range(LAYERS)
-    ]
-    assert hooks.every_layer(model, "hook_resid_pre", [2]) == ["blocks.2.hook_resid_pre"]
-    for preset in (hooks.RESID, hooks.CODES, hooks.PATTERN, hooks.ATTENTION):
-        assert set(hooks.every_layer(model, preset)) <= set(model.hook_dict)
-    with pytest.raises(KeyError, match="no hook point 'blocks.0.hook_mid'"):
-        hooks.every_layer(model, "hook_mid")
 
 
 def test_read_gives_what_a_cache_gives(model, images):
@@ -59,36 +47,6 @@ def test_read_hands_over_at_once_and_lets_go(model, images):
     assert order == [0, "after 0", 1, 2]
 
 
-def test_read_layers_runs_and_other_hooks(model, images):
-    zero = lambda tensor, hook: tensor * 0  # noqa: E731
-    with model.hooks(fwd_hooks=[("blocks.1.hook_resid_mid", zero)]):
-        with hooks.read(
-            model,
-            ["hook_resid_mid"],
-            lambda layer, acts: acts["hook_resid_mid"].abs().max(),
-            [0, 1],
-        ) as seen:
-            model(images)
-            first = dict(seen)
-            model(2 * images)
-        assert set(seen) == {0, 1} and seen[1] == 0 and first[0] != seen[0]
-        assert leftover_hooks(model) == ["blocks.1.hook_resid_mid"]  # the user's own stays
-    assert leftover_hooks(model) == []
-
-
-def test_read_changes_no_bit(model, images):
-    points = sorted(
-        {name.split(".", 2)[2] for name in model.hook_dict if name.startswith("blocks.0")}
-    )
-    with hooks.read(
-        model,
-        [p for p in points if f"blocks.0.{p}" in model.matching_points(None)],
-        lambda layer, acts: None,
-    ):
-        out = model(images)
-    assert torch.equal(out, model(images))
-
-
 def test_read_cleans_up_after_errors(model, images):
     def broken(layer, acts):
         raise RuntimeError(f"in layer {layer}")
@@ -100,13 +58,6 @@ def test_read_cleans_up_after_errors(model, images):
         model(images)
     assert leftover_hooks(model) == []
     with (
-        pytest.raises(KeyError, match="no hook point"),
-        hooks.read(model, ["hook_nothing"], broken),
-    ):
-        pass
-    with pytest.raises(ValueError, match="at least one hook point"), hooks.read(model, [], broken):
-        pass
-    with (
         pytest.raises(
             RuntimeError,
             match=r"fired hook_resid_pre but not attn.hook_result: switch the missing points on",
@@ -115,34 +66,6 @@ def test_read_cleans_up_after_errors(model, images):
     ):
         model(images)
     assert leftover_hooks(model) == []
-
-
-def test_read_works_on_any_model_with_blocks():
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.hook_out = nn.Identity()
-
-        def forward(self, x):
-            return self.hook_out(x + 1)
-
-    model = nn.Module()
-    model.blocks = nn.ModuleList(Block() for _ in range(3))
-    with hooks.read(model, ["hook_out"], lambda layer, acts: acts["hook_out"].item()) as seen:
-        x = torch.zeros(())
-        for block in model.blocks:
-            x = block(x)
-    assert seen == {0: 1.0, 1: 2.0, 2: 3.0}
-
-
-@pytest.mark.slow
-def test_crate_hooks_needs_torch_alone():
-    code = (
-        "import crate_hooks, sys; print(sorted(m for m in sys.modules if "
-        "m.startswith(('crate_interp', 'transformer_lens'))))"
-    )
-    out = python(code)
-    assert out.stdout.strip() == "[]", out.stderr
 
 
 def rows():
@@ -252,6 +175,74 @@ def test_the_catalogue_is_the_model(name):
     assert listed == live
 
 
-def test_no_hook_name_has_a_digit(model):
-    # TransformerLens reads cache["z1", 0] as z of layer 1
-    assert not any(re.search(r"\d", name.rsplit("hook_", 1)[1]) for name in model.hook_dict)
+POINT = "blocks.1.hook_resid_mid"
+SENTENCE = "another thread has temporary hooks on this model"
+
+
+def images(seed, n=2):
+    return torch.randn(n, 3, 6, 20, generator=torch.Generator().manual_seed(seed))
+
+
+def doubled(value, hook):
+    return 2 * value
+
+
+def in_thread(work):
+    """Returns what `work` returns in another thread, or the error that it raises there."""
+
+    def run():
+        try:
+            return work()
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(run).result(timeout=60)
+
+
+def refused(work):
+    error = in_thread(work)
+    assert isinstance(error, RuntimeError) and SENTENCE in str(error), error
+
+
+def sparse_step(model):
+    return edit.sparse_step(model.blocks[1], lambd=0.4)
+
+
+CONTEXTS = {
+    "hooks": lambda model: model.hooks(fwd_hooks=[(POINT, doubled)]),
+    "nested": lambda model: model.hooks(fwd_hooks=[(POINT, doubled)]),
+}
+ENTERS = {
+    "run_with_hooks": lambda model: model.run_with_hooks(images(1), fwd_hooks=[(POINT, doubled)]),
+    "run_with_cache": lambda model: model.run_with_cache(images(1)),
+    "hooks": lambda model: model.hooks().__enter__(),
+}
+
+
+@pytest.mark.parametrize("enter", ENTERS.values(), ids=ENTERS)
+@pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS)
+def test_a_second_thread_is_refused_while_a_context_is_open(context, enter):
+    model = make()
+    with context(model), context(model):
+        refused(lambda: enter(model))
+    enter(model)
+    model.reset_hooks()
+    assert not leftover_hooks(model)
+
+
+RUNS = {
+    "a plain forward": lambda model: model(images(1)),
+    "a sweep": lambda model: ci.sweep(model, images(1), probes="sparsity", progress=False),
+}
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+@pytest.mark.parametrize("context", [CONTEXTS["hooks"], sparse_step], ids=["hooks", "sparse_step"])
+def test_a_run_of_another_thread_is_never_edited(context, run):
+    model = make()
+    before = model(images(1))
+    with context(model):
+        refused(lambda: run(model))
+        assert not torch.equal(model(images(1)), before)
+    assert torch.equal(in_thread(lambda: model(images(1))), before)

@@ -21,7 +21,6 @@ import crate_interp as ci
 from conftest import PLAIN, make
 from crate_interp.core import pictures
 from crate_interp.data.folder_listing import names_under
-from crate_interp.data.tables import EMBED
 from strangers import (
     EPS,
     NAMES,
@@ -94,15 +93,6 @@ def test_no_picture_starts_a_program(model, tmp_path, started):
         with suppress(Exception):
             image.load()  # what it would have come to
         assert started
-
-
-@pytest.mark.parametrize("form", ["ICO", "TGA", "PCX", "DDS", "SGI", "JPEG2000", "DIB", "AVIF"])
-def test_other_formats_are_refused_whatever_the_name(model, tmp_path, form):
-    (tmp_path / "a.png").write_bytes(file_of(Image.new("RGB", (20, 16)), form))
-    refused("'.*a.png': it is not a picture in PNG", model.preprocess, tmp_path / "a.png")
-    with Image.open(tmp_path / "a.png") as image:
-        refused(f"is of format {form}, but only PNG, JPEG", model.preprocess, image)
-        assert model.preprocess(image.convert("RGB")).shape == (1, 3, 6, 7)
 
 
 @hypothesis.given(st.sampled_from(sorted(NAMES)), st.data())
@@ -226,24 +216,3 @@ def test_no_file_that_a_table_names_is_opened(model, tmp_path):
         refused("the mask of sample 0 is the name of a file", masks.masks, 0, 1)
     with_both = {"bytes": good["bytes"], "path": str(tmp_path / "pipe.png")}
     assert opened(model, table([with_both])).read(0, 1).shape == (1, 3, 6, 7)
-
-
-def test_what_the_error_says_to_type_works(model, tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        picture().save(tmp_path / "photos" / name / f"{name}.png")
-    data = datasets.load_dataset(
-        "imagefolder",
-        data_dir=str(tmp_path / "photos"),
-        split="train",
-        cache_dir=str(tmp_path / "cache"),
-    )
-    with pytest.raises(ValueError) as error:
-        opened(model, data)
-    where = f"imagefolder:{tmp_path / 'photos'}"
-    assert str(error.value).endswith(EMBED) and 'give "imagefolder:DIR"' in str(error.value)
-    names = {"data": data}
-    exec(EMBED, names)
-    samples = opened(model, names["data"])
-    assert samples.n == 2 and samples.labels == [0, 1] and samples.names == ("a", "b")
-    assert torch.equal(samples.read(0, 2), opened(model, where).read(0, 2))

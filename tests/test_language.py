@@ -1,18 +1,22 @@
-"""Language models: text in and out, loss, generation with a cache, and refusals of bad input."""
+"""Language models: text in and out, tokenizers, loss, and refusals of bad input."""
 
 import copy
+import pickle
+import warnings
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
 
 import crate_interp as ci
-from conftest import D_MODEL, FIXTURES, HEADS, LAYERS, LMS, make_lm, refuses
-from crate_interp.models.layers.context import causal_mask, rotary_table, rotate, window_sizes
+from conftest import FIXTURES, LAYERS, make_lm, refuses
+from crate_interp.models.text.text_and_tokens import TOKENIZER_STATE
+from crate_interp.questions.untrained_twins import twin
 
-VOCAB, N_CTX = 47, 13
+VOCAB = 47
 
 
 def ids(batch=2, pos=11, seed=3):
@@ -77,27 +81,7 @@ def test_stop_and_start(lm):
             atol=0,
             rtol=0,
         )
-    refuses("a loss needs tokens", lambda: lm(z, "loss", start_at_layer=2))
-    refuses("takes the stream of floats", lambda: lm(tokens, start_at_layer=2))
     refuses("start_at_layer=9: the model has layers 0 to 2", lambda: lm(z, start_at_layer=9))
-
-
-@pytest.mark.slow
-@given(
-    st.sampled_from(LMS), st.lists(st.integers(1, 4), min_size=2, max_size=4), st.integers(0, 99)
-)
-def test_the_cache_of_keys_and_values_changes_nothing(name, pieces, seed):
-    lm, tokens = make_lm(name), ids(pos=N_CTX, seed=seed)
-    cuts = np.cumsum([0, *pieces])[: N_CTX + 1]
-    with torch.no_grad():
-        past = ci.Past()
-        parts = [
-            lm(tokens[:, a:b], past=past)
-            for a, b in zip(cuts[:-1], cuts[1:], strict=True)
-            if b <= N_CTX and b > a
-        ]
-        whole = lm(tokens[:, : past.length])
-    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -117,16 +101,6 @@ def test_the_cache_of_keys_and_values_changes_nothing(name, pieces, seed):
 )
 def test_bad_tokens(words, given):
     refuses(words, lambda: make_lm("crate-lm")(*given))
-
-
-def test_tokens_of_other_types_and_of_one_row(lm):
-    with torch.no_grad():
-        for dtype in (torch.uint8, torch.int32):
-            assert torch.equal(lm(ids().to(dtype), "loss"), lm(ids(), "loss"))
-        assert torch.equal(lm(ids()[0]), lm(ids()[:1]))  # one row is a batch of one
-        past = ci.Past()
-        lm(ids(pos=12), past=past)
-    refuses("there are 14 tokens", lambda: lm(ids(pos=2), past=past))
 
 
 def test_text(chat):
@@ -149,12 +123,8 @@ def test_text(chat):
         chat.to_str_tokens(["the", "x"]) == [["<|bos|>", "the"], ["<|bos|>", "x"]]
         and chat.to_single_str_token(260) == "the"
     )
-    assert chat.to_str_tokens(torch.tensor([[260], [120]])) == [["the"], ["x"]] and chat.to_string(
-        [[260], [120]]
-    ) == ["the", "x"]
     refuses("is 3 tokens, .*: give a text that is one", lambda: chat.to_single_token("xyz"))
     refuses("the text is empty", lambda: chat.to_tokens("", prepend_bos=False))
-    refuses("the list is empty", lambda: chat.to_tokens([]))
     refuses("there is no token 999", lambda: chat.to_string([999]))
 
 
@@ -167,77 +137,93 @@ def test_every_text_comes_back(chat, text):
     assert 276 not in ids
 
 
-def slow_bpe(piece, ranks):
-    """tiktoken's rule: the neighbours whose union has the lowest rank merge, the leftmost first."""
-    parts = [bytes([byte]) for byte in piece]
-    while True:
-        pairs = [
-            (ranks[a + b], place)
-            for place, (a, b) in enumerate(zip(parts, parts[1:], strict=False))
-            if a + b in ranks
-        ]
-        if not pairs:
-            return [ranks[part] for part in parts]
-        _, place = min(pairs)
-        parts[place : place + 2] = [parts[place] + parts[place + 1]]
+CHAT = FIXTURES / "nanochat_crate_alpha"
 
 
-@given(st.text(alphabet="theory ing123,aeiou", min_size=1, max_size=40))
-def test_bpe_agrees_with_a_slow_one(chat, text):
-    import re
-
-    ranks = {
-        bytes([b]): i
-        for b, i in ((byte, chat.tokenizer.encode(chr(byte))[0]) for byte in range(128))
-    }
-    ranks |= {chat.tokenizer.decode([i]).encode(): i for i in range(256, 276)}
-    pieces = re.findall(r" ?[a-z]+|[0-9]{1,2}| ?[^\sa-z0-9]+|\s+", text)
-    slow = [token for piece in pieces for token in slow_bpe(piece.encode(), ranks)]
-    assert "".join(pieces) == text and chat.tokenizer.encode(text) == slow
+def test_a_tokenizer_is_there_from_the_start():
+    lm = ci.load(CHAT)
+    assert TOKENIZER_STATE[0] not in vars(lm)  # nothing was read for a run on token ids
+    tokenizer = lm.tokenizer
+    assert isinstance(tokenizer, PreTrainedTokenizerFast) and lm.tokenizer is tokenizer
+    assert tokenizer.bos_token == tokenizer.eos_token == tokenizer.pad_token == "<|bos|>"
+    assert tokenizer.bos_token_id == tokenizer.pad_token_id == 276
+    assert tokenizer.padding_side == "right" and len(tokenizer) == lm.cfg.d_vocab
+    assert isinstance(ci.load("crate-tiny-lm").tokenizer, PreTrainedTokenizerFast)
 
 
-def test_masks_and_windows():
-    mask = causal_mask(0, 5, 2, torch.device("cpu"))
-    assert mask.tolist() == [[0 <= i - j <= 2 for j in range(5)] for i in range(5)]
-    later = causal_mask(3, 2, None, torch.device("cpu"))
-    assert later.tolist() == [[j <= i for j in range(5)] for i in (3, 4)]
-    lm = make_lm("nanochat-crate", n_layers=5, window_pattern="SSL")
-    assert window_sizes(lm.cfg) == [6, 6, None, 6, None]  # n_ctx // 2; the last layer sees all
-    assert window_sizes(
-        make_lm("nanochat-crate", n_layers=2, window=False, window_pattern="SS").cfg
-    ) == [None, None]
+def test_it_is_used_as_hugging_face_uses_its_own(chat):
+    tokenizer = chat.tokenizer
+    read = tokenizer(["the", "the theory"], return_tensors="pt", padding=True)
+    wanted = chat.to_tokens(["the", "the theory"], prepend_bos=False)
+    assert torch.equal(read["input_ids"], wanted)
+    assert read["attention_mask"].tolist() == [[1, 0, 0, 0], [1, 1, 1, 1]]
+    assert tokenizer.encode("the") == tokenizer("the")["input_ids"] == [260]
+    assert tokenizer.decode([276, 260]) == "<|bos|>the"
+    assert tokenizer.batch_decode(wanted, skip_special_tokens=True) == ["the", "the theory"]
+    with torch.no_grad():
+        out = chat(**tokenizer(["the", "the theory"], return_tensors="pt", padding=True))
+        own = chat(["the", "the theory"], prepend_bos=False)
+    assert torch.equal(out.logits, own)
 
 
-def test_rotations():
-    """A rotated pair depends only on the distance of its positions; codes have length sqrt(p)."""
-    cfg = make_lm("nanochat-crate").cfg
-    codes = torch.randn(1, 9, HEADS, 6, dtype=torch.float64)
-    codes[:] = codes[:, :1]  # the same code everywhere
-    cos, sin = rotary_table(cfg, torch.arange(9))
-    assert cos.dtype == torch.bfloat16 and cos.shape == (9, 1, 3)
-    exact = torch.arange(9)[:, None] / 1e4 ** (torch.arange(3) * 2 / 6)
-    turned = rotate(codes, (exact.cos()[:, None].double(), exact.sin()[:, None].double()), 0.0)
-    torch.testing.assert_close(
-        turned.square().mean(-1), torch.ones(1, 9, HEADS, dtype=torch.float64)
-    )
-    gram = torch.einsum("bihp,bjhp->bhij", turned, turned)
-    for distance in range(1, 5):
-        diagonal = gram.diagonal(distance, dim1=-2, dim2=-1)
-        torch.testing.assert_close(
-            diagonal, diagonal[..., :1].expand_as(diagonal), atol=1e-6, rtol=1e-6
-        )
+def test_text_never_becomes_a_special_token(chat):
+    name = "the <|bos|>"
+    plain = chat.tokenizer(name)["input_ids"]
+    with pytest.warns(UserWarning, match="text holds"):
+        assert 276 not in plain and chat.to_tokens(name, prepend_bos=False)[0].tolist() == plain
+    asked = chat.tokenizer(name, split_special_tokens=False)["input_ids"]  # Hugging Face's default
+    assert asked[-1] == 276
+    assert chat.tokenizer(name)["input_ids"] == plain == chat.tokenizer.encode(name)
+    for other in (copy.deepcopy(chat), pickle.loads(pickle.dumps(chat)), twin(chat, 0)):
+        assert other.tokenizer(name)["input_ids"] == plain
 
 
-def test_initialisation_and_configs():
-    for name in LMS:
-        lm = make_lm(name)
-        assert ci.CrateConfig.from_dict(lm.cfg.to_dict()) == lm.cfg
-        assert (
-            lm.W_E.shape == (VOCAB, D_MODEL)
-            and lm.W_U.shape == (D_MODEL, VOCAB)
-            and lm.b_U.shape == (VOCAB,)
-        )
-        half = make_lm(name).to(torch.bfloat16)
-        assert half.cfg.dtype is torch.bfloat16 and half(ids()).dtype is torch.bfloat16
-        lm(ids(), "loss").backward()
-        assert all(value.grad is not None for value in lm.parameters())
+WAYS = {
+    "to_tokens": lambda lm, texts: lm.to_tokens(texts),
+    "forward": lambda lm, texts: lm(texts),
+    "generate": lambda lm, texts: lm.generate(texts[0], max_new_tokens=1, verbose=False),
+    "windows": lambda lm, texts: lm.windows(texts * 20),
+    "sweep": lambda lm, texts: ci.sweep(
+        lm, texts * 20, probes=["sparsity"], limit=2, controls=0, progress=False
+    ),
+    "graph": lambda lm, texts: ci.graph(lm, texts[0], most=4),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_text_with_the_name_of_a_special_token_warns_once(chat, way):
+    for texts, count in ((["the <|bos|>", "the <|bos|>"], 1), (["the |bos|", "the |bos|"], 0)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            WAYS[way](chat, texts)
+        assert [str(one.message).count("<|bos|>") for one in caught].count(1) == count
+        assert len(caught) == count
+
+
+def test_models_without_a_tokenizer(tmp_path):
+    lm = make_lm()
+    assert lm.tokenizer is None
+    refuses("the model has no tokenizer: .* tokenizer='gpt2'", lambda: lm.to_tokens("a"))
+    refuses("the model has no tokenizer", lambda: lm.to_tokens("a"), AssertionError)
+    bare = ci.load(CHAT / "model.safetensors")
+    bare.tokenizer = None
+    assert bare.tokenizer is None
+    refuses("the model has no tokenizer", lambda: bare("a"))
+    file = tmp_path / "model.safetensors"
+    file.write_bytes((CHAT / "model.safetensors").read_bytes())
+    (tmp_path / "config.json").write_bytes((CHAT / "config.json").read_bytes())
+    alone = ci.load(tmp_path)
+    assert alone.tokenizer is None  # and yet text says what is missing
+    refuses("there is no tokenizer.json and no tokenizer.pkl in", lambda: alone.to_tokens("a"))
+
+
+def test_parts_of_a_character_are_named_by_their_bytes(chat):
+    text = "é 日🙂"
+    words = chat.to_str_tokens(text, prepend_bos=False)
+    assert "".join(words) == "<C3><A9> <E6><97><A5><F0><9F><99><82>"
+    ids = chat.to_tokens(text, prepend_bos=False)[0]
+    assert [chat.to_single_str_token(token) for token in ids.tolist()] == words
+    # TransformerLens' names, and the text itself
+    marks = chat.to_string(ids[:, None])
+    assert marks == chat.tokenizer.batch_decode(ids[:, None]) and marks.count("\ufffd") == 9
+    assert chat.to_string(ids) == text

@@ -18,22 +18,18 @@ from torch.utils.data import (
 )
 
 import crate_interp as ci
-from conftest import make_lm
 from test_data_forms import (
     BYTES,
     COUNT,
     LABELS,
     NAMES,
     SWEEP,
-    TOKENS,
     Arriving,
     Own,
     opened,
-    same,
     together,
     vision,
 )  # fmt: skip
-from texts import Words
 
 
 class Backwards(Sampler):
@@ -101,23 +97,6 @@ def test_a_loader_of_some_samples_gives_these(kind, numbers):
     assert samples.labels == [LABELS[number] for number in chosen]
     assert samples.names == tuple(NAMES)
     assert torch.equal(samples.read(0, 3), vision().preprocess(BYTES[chosen]))
-
-
-@pytest.mark.parametrize("form", ["tokens", "pairs", "texts"])
-def test_a_loader_of_tokens_gives_each_sample_once(form):
-    lm = make_lm()
-    if form == "texts":
-        lm.tokenizer = Words()
-        held = [" ".join(map(str, row.tolist())) for row in TOKENS]
-    else:
-        held = TOKENS
-    dataset = Own(held, LABELS if form == "pairs" else None)
-    wanted = ci.sweep(lm, held, **SWEEP)
-    with pytest.warns(UserWarning, match="order is left aside"):
-        same(ci.sweep(lm, DataLoader(dataset, batch_size=2, shuffle=True), **SWEEP), wanted)
-    if form != "texts":
-        batches = [TOKENS[:3], TOKENS[3:]]
-        same(ci.sweep(lm, DataLoader(batches, batch_size=None), **SWEEP), wanted)
 
 
 def doubled(batch):

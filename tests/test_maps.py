@@ -1,7 +1,8 @@
-"""Maps read from a cache, and pictures of them."""
+"""Maps read from a cache, pictures of them, and the pages of attention and activations."""
 
 import base64
 import io
+import json
 import re
 
 import numpy as np
@@ -10,7 +11,9 @@ import torch
 from PIL import Image
 
 import crate_interp as ci
-from conftest import BATCH, HEADS, LAYERS, refuses
+from browser import driven, looked_over  # noqa: F401
+from browser import opened as shown_in
+from conftest import BATCH, HEADS, LAYERS, make, refuses
 
 GRID = (3, 4)
 
@@ -77,47 +80,21 @@ def test_what_does_not_fit_is_said(model, images, cache):
     _, few = model.run_with_cache(images, names_filter="hook_embed")
     _, sliced = model.run_with_cache(images, pos_slice=slice(0, 2))
     _, flat = model.run_with_cache(images[:1], remove_batch_dim=True)
-    _, codes = model.run_with_cache(
-        images, names_filter=lambda name: name.endswith(("hook_q", "hook_k"))
-    )
     attention, rollout, windowed = ci.maps.attention, ci.maps.rollout, ci.maps.windowed
-    grid_of_heads, unscaled = ci.viz.head_grid, dict(layers=[0], scaled=False)
+    grid_of_heads = ci.viz.head_grid
     for words, call in (
         ("layer=3: the model has layers 0 to 2", lambda: attention(cache, 3)),
         ("12 patches do not fit the grid 3 x 5", lambda: attention(cache, 0, grid=(3, 5))),
-        ("column. of 3 x 4", lambda: attention(cache, 0, query=(3, 0))),
-        ("query=13: .* of the 13 tokens", lambda: attention(cache, 0, query=13)),
-        ("query='cls': give 0 for CLS", lambda: attention(cache, 0, query="cls")),
-        ("grid='a'", lambda: attention(cache, 0, grid="a")),
         ("cache lacks tokens", lambda: attention(sliced, 0)),
         ("cache lacks tokens", lambda: rollout(sliced)),
         ("no batch axis", lambda: attention(flat, 0)),
         ("give the cache of", lambda: attention([1], 0)),
-        ("give whole numbers from 0 to", lambda: ci.maps.codes(cache, 0, 10**6)),
-        ("atoms=1.5: give whole numbers", lambda: ci.maps.codes(cache, 0, 1.5)),
         (r"at least \(6, 20\)", lambda: windowed(model, images[..., :15], rollout)),
-        (r"at least \(6, 20\)", lambda: windowed(model, images[0], rollout)),
-        ("give a multiple of the patch", lambda: windowed(model, images, rollout, stride=25)),
-        ("stride=4.0", lambda: windowed(model, images, rollout, stride=4.0)),
         (r"return .batch, map, h, w.", lambda: windowed(model, images, rollout)),
         ("does not belong to images", lambda: grid_of_heads(cache, images[:1])),
-        ("hook_k .* does not belong", lambda: grid_of_heads(codes, images[:1], **unscaled)),
-        ("layers=.*give numbers", lambda: grid_of_heads(cache, images, layers=[])),
-        ("layers=.*give numbers", lambda: grid_of_heads(cache, images, layers=[-9])),
     ):
         refuses(words, call)
     refuses(r"the cache lacks 'blocks.1.attn.hook_pattern'", lambda: attention(few, 1), KeyError)
-
-
-def test_numbers_of_any_kind_and_a_layer_named_twice(cache, images):
-    whole = ci.maps.codes(cache, 0, [3, 1])
-    for atoms in (np.array([3, 1]), torch.tensor([3, 1]), (np.int64(3), 1)):
-        assert torch.equal(ci.maps.codes(cache, 0, atoms), whole)
-    assert torch.equal(ci.maps.codes(cache, 0, torch.tensor(3)), whole[:, :1])
-    assert torch.equal(
-        ci.maps.attention(cache, 0, query=np.int64(2)), ci.maps.attention(cache, 0, query=(0, 1))
-    )
-    assert ci.viz.head_grid(cache, images, layers=[0, 0, -LAYERS]).html().count('type="radio"') == 1
 
 
 def tiles(html):
@@ -161,12 +138,137 @@ def test_the_page_of_twelve_heads_of_197_tokens_is_small():
     assert len(ci.viz.head_grid(cache, images).html()) < 1_000_000
 
 
-def test_other_queries_on_the_figure(cache, images):
-    figure = ci.viz.attention_on_image(cache, 0, images, query=(1, 2))
-    (shown,) = figure.axes[1].get_images()
-    np.testing.assert_allclose(shown.get_array(), ci.maps.attention(cache, 0, query=(1, 2))[0, 0])
-    assert "patch (1, 2)" in figure.get_suptitle()
-    tokens = cache["pattern", 0].shape[-1]
-    assert f"an even share is {1 / tokens:.2g};" in figure.get_suptitle().replace("\n", " ")
-    on_cls = cache["pattern", 0][0, 0, 1 + 1 * cache.model.cfg.grid[1] + 2, 0]
-    assert figure.axes[1].get_xlabel().endswith(f"CLS {on_cls:.2g}")
+TEXT = "In the beginning was the Word"
+
+
+def properties(page):
+    """What a page hands to its component of circuitsvis."""
+    return json.JSONDecoder().raw_decode(
+        page.html().split("CircuitsVis.render(")[1].split(", ", 2)[2]
+    )[0]
+
+
+def matrix(page):
+    """What the page of attention carries, its bytes unpacked as its script does."""
+    props = json.loads(re.search(r'id="pattern">(.*?)</script>', page.html(), re.DOTALL)[1])
+    largest = np.array(props["largest"])[..., None]
+    count = len(props["tokens"])
+    steps = np.frombuffer(base64.b64decode(props["bytes"]), np.uint8)
+    return props | {"attention": steps.reshape(-1, count, count) / 255 * largest}
+
+
+def test_attention_of_images(cache):
+    page = ci.viz.attention(cache, -1, sample=1, heads=[0, 4])
+    props, pattern = matrix(page), cache["pattern", LAYERS - 1][1, [0, 4]].numpy()
+    assert props["tokens"][:3] == ["CLS", "0,0", "0,1"] and len(props["tokens"]) == 13
+    assert props["causal"] is False and props["grid"] == [3, 4]
+    assert props["heads"] == [f"L{LAYERS - 1}H0", f"L{LAYERS - 1}H4"]
+    # to half a step of the largest of each row, and the four digits of that
+    off = np.abs(props["attention"] - pattern) / pattern.max(axis=2, keepdims=True)
+    assert off.max() <= 0.5 / 255 + 1e-3 and "sample 1" in page.title
+    html = page.html()
+    assert "http" not in html and html.count("<script") == 2
+
+
+def test_attention_of_texts_names_its_tokens_without_being_asked():
+    lm = ci.load("crate-tiny-lm")
+    _, cache = lm.run_with_cache(TEXT)
+    for tokens in (
+        None,
+        TEXT,
+        lm.to_tokens(TEXT),
+        lm.to_tokens(TEXT)[0].tolist(),
+        lm.to_str_tokens(TEXT),
+    ):
+        props = matrix(ci.viz.attention(cache, 2, tokens=tokens))
+        assert props["tokens"] == lm.to_str_tokens(TEXT) and props["causal"] is True
+    assert properties(ci.viz.activations(cache, 0))["tokens"] == lm.to_str_tokens(TEXT)
+    top = properties(ci.viz.top_tokens(cache, range(3)))
+    assert top["tokens"] == [lm.to_str_tokens(TEXT)] * 2
+    _, few = lm.run_with_cache(TEXT, names_filter="blocks.2.attn.hook_pattern")
+    assert matrix(ci.viz.attention(few, 2))["tokens"][:2] == ["0", "1"]
+    with lm.hooks([("hook_embed", lambda x, hook: x + 1)]):  # no token embeds to that
+        _, moved = lm.run_with_cache(TEXT)
+    assert matrix(ci.viz.attention(moved, 2))["tokens"][:2] == ["0", "1"]
+
+
+def test_activations_are_a_grid_of_patches_or_tokens(cache):
+    page = ci.viz.activations(cache, [3, 1], layers=[2, 0])
+    told = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.html())[1]
+    data = json.loads(told)
+    code = torch.stack([cache["post", layer][0][:, [3, 1]].T for layer in (2, 0)]).numpy()
+    np.testing.assert_allclose(np.array(data["values"]), code, rtol=6e-3)
+    assert (data["layers"], data["atoms"], data["grid"]) == ([2, 0], [3, 1], [3, 4])
+    assert data["first"] == [int(at) for at in np.unravel_index(code.argmax(), code.shape)[:2]]
+    assert (
+        f"Atom {[3, 1][data['first'][1]]} of layer {[2, 0][data['first'][0]]} is on" in page.html()
+    )
+
+
+def test_twelve_heads_of_197_tokens_are_under_a_megabyte():
+    torch.manual_seed(0)
+    size = dict(d_model=24, n_layers=1, n_heads=12, image_size=224, patch_size=16, n_classes=3)
+    model = ci.HookedCrate(ci.CrateConfig(family="crate", **size)).eval()
+    with torch.no_grad():
+        _, cache = model.run_with_cache(
+            torch.randn(1, 3, 224, 224), names_filter="blocks.0.attn.hook_pattern"
+        )
+    assert len(ci.viz.attention(cache, 0).html()) < 1_000_000
+
+
+@pytest.fixture(scope="module")
+def views():
+    """The page of attention of an image and of a text, and the pattern that it shows."""
+    model, lm = make(), ci.load("crate-tiny-lm")
+    images = torch.randn(2, 3, 6, 20, generator=torch.Generator().manual_seed(0))
+    _, cache = model.run_with_cache(images)
+    _, texts = lm.run_with_cache(TEXT)
+    return {
+        "image": (ci.viz.attention(cache, 1), cache["pattern", 1][0]),
+        "text": (ci.viz.attention(texts, 2), texts["pattern", 2][0]),
+    }
+
+
+@pytest.mark.slow
+def test_a_matrix_is_seen_whole_in_a_notebook(driven, views, tmp_path):  # noqa: F811
+    """Pointing says the share of the pair; the whole matrix stands in the frame of a cell."""
+    for name in ("image", "text"):
+        page, pattern = views[name]
+        with shown_in(driven, f"<!doctype html><body>{page._repr_html_()}", 1000) as shown:
+            frame = shown.page.frames[1]
+            frame.wait_for_selector("#matrix")
+            seen = frame.evaluate(
+                "() => { const b = document.querySelector('#matrix').getBoundingClientRect();"
+                " return [b.top, b.bottom, innerHeight, b.width, b.height]; }"
+            )
+            assert seen[0] >= 0 and seen[1] <= seen[2] == 44 * 16, seen
+            assert seen[3] == pytest.approx(seen[4]) and seen[3] > 200
+            count, box = len(pattern[0]), frame.locator("#matrix").bounding_box()
+            query, key = count - 2, 1
+            shown.page.mouse.move(
+                box["x"] + box["width"] * (key + 0.5) / count,
+                box["y"] + box["height"] * (query + 0.5) / count,
+            )
+            first = matrix(page)["first"]  # the head that is open
+            told = re.search(r"\) gives .*? ([\d.e-]+), ([\d.e-]+) x", frame.inner_text("#live"))
+            share = pattern[first, query, key].item()
+            most = pattern[first, query].max().item()
+            assert float(told[1]) == pytest.approx(share, abs=most / 255 + 0.05 * share)
+            keys = query + 1 if name == "text" else count
+            assert float(told[2]) == pytest.approx(share * keys, abs=most * keys / 200 + 0.05)
+            colours = (
+                "c => new Set(new Uint32Array(c.getContext('2d')"
+                ".getImageData(0, 0, c.width, c.height).data.buffer)).size"
+            )
+            assert frame.locator("#matrix").evaluate(colours) > 8
+            before = frame.inner_text("#live")
+            frame.locator("#matrix").focus()
+            shown.page.keyboard.press("ArrowRight")  # the next key of the same query
+            after = frame.inner_text("#live")
+            assert before != after and before.split(" gives")[0] == after.split(" gives")[0]
+            frame.locator("#heads button").nth(first - 1).click()
+            assert frame.inner_text("#live").split(":")[0] != after.split(":")[0]
+            pressed = "[aria-pressed=true]"
+            assert frame.locator(pressed).count() == 1
+            assert frame.locator("#heads button").count() == len(pattern)
+            assert not shown.asked and not shown.wrong, name

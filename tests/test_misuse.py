@@ -1,12 +1,14 @@
 """Uses that would give a wrong number in silence, and what is said instead."""
 
+import copy
 import re
 
 import pytest
 import torch
 
 import crate_interp as ci
-from conftest import BATCH, FIXTURES, LAYERS, leftover_hooks, make, refuses
+from conftest import BATCH, LAYERS, make, make_lm, refuses
+from test_graph_results import IMAGE, TOKENS, network
 
 
 @pytest.fixture
@@ -33,35 +35,32 @@ def test_a_cut_cache(model, data):
 
 
 # What a user sees, who has no type checks.
-WRONG_TYPES = {
-    "probe(name='a/b')": "without dots and slashes",
-    "probe(statistics={'a': 'nats'})": "give (unit, lowest or None",
-    "probe(statistics={'a': ('nats',)})": "give (unit, lowest or None",
+MISTAKES = {
     "probe(statistics=['a'])": "has no statistics",
-    "probe(settings={'u': torch.ones(2)})": "give names with JSON values",
     "probe(points=('blocks.0.hook_resid_mid',))": "names inside a block",
     "ci.probes.resolve([ci.probes.compression])": "function is not a probe: call it, compression()",
-    "ci.probes.resolve(5)": "probes=5: give names such as compression",
-    "ci.CrateConfig(**base, interpolate_pos='no')": "interpolate_pos='no': give True or False",
-    "ci.CrateConfig(**base, eta=10**400)": "give a finite number",
     "ci.CrateConfig(**base, mean=0.5, std=0.5)": "give a number for each of 3 channels",
-    "ci.CrateConfig(**base, mean=[0.5] * 3, std=[0.0] * 3)": "give finite numbers; std is above 0",
-    "ci.CrateConfig(**base, labels='abc')": "labels='abc': give a list",
     "ci.CrateConfig(**base, crop=-3)": "crop=-3: give a whole number",
-    "ci.CrateConfig(**base, resize='big')": "resize='big': give a whole number",
     "ci.measures.coding_rate(torch.ones(3, 5).long(), 0.1)": "takes floats, got torch.int64",
-    "ci.measures.coding_rate([[1.0]], 0.1)": "takes a tensor [..., pos width], got list",
     "ci.measures.coding_rate(torch.ones(5), 0.1)": "takes [..., pos width], got shape [5]",
-    "ci.measures.projection_energy(torch.ones(3, 5), torch.ones(5, 2))": (
-        "takes [..., head d_model d_head], got shape [5, 2]"
-    ),
+    "ci.measures.coding_rate([[1.0]], 0.1)": "takes a tensor [..., pos width], got list",
+    "ci.measures.coding_rate(torch.ones(0, 5), 0.1)": "there are no tokens to measure",
+    "ci.measures.coding_rate(torch.ones(3, 5), 0)": "give a number above 0",
+    "ci.measures.projection_energy(torch.ones(3, 5), torch.ones(5, 2))": "got shape [5, 2]",
+    "ci.measures.maskcut(torch.ones(6, 5), (2, 4))": "grid=(2, 4) does not fit 6 tokens",
     "ci.load(None)": "cannot load None: give a file",
-    "ci.load('')": "cannot load '': give a file",
     "ci.sweep('crate-tiny-fashion', 'embedded:fashion')": "cannot measure str",
-    "ci.sweep(tiny, 'imagefolder:')": "cannot take images from 'imagefolder:'",
-    "ci.viz.layers(result, 'sparsity.l1', result)": "untrained is one result. Give a list",
     "ci.viz.layers(result, 'sparsity.l2')": "no statistic 'sparsity.l2'. Did you mean sparsity.l1",
     "tiny('a.png')": "images are str: make floats",
+    "tiny(torch.zeros(1, 1, 28, 28, dtype=torch.uint8))": "make floats of them, model.preprocess",
+    "tiny(torch.zeros(1, 3, 28, 28))": "shape (1, 3, 28, 28): give [batch, 1, height, width]",
+    "tiny(torch.zeros(1, 1, 20, 28))": "images are (20, 28), but the model was built for (28, 28)",
+    "tiny(torch.full((1, 1, 28, 28), 255.0))": "floats up to 255, and so not preprocessed",
+    "tiny.to_tokens('hi')": "there is no class 'hi'",
+    "ci.ablate_heads(lm, 'embedded:fashion', limit=4)": "but this model reads text",
+    "ci.sweep(tiny, ['a text'])": "sample 0 is 'a text', but this model reads images",
+    "ci.segment(tiny, 'embedded:fashion', limit=4)": "the data has none: ",
+    "ci.compare(tiny, lm, 'embedded:fashion', limit=4)": "but this model reads text",
 }
 
 
@@ -69,27 +68,18 @@ WRONG_TYPES = {
 def names():
     """What the wrong calls name."""
     base = dict(family="crate", d_model=32, n_layers=2, n_heads=4)
-    tiny = ci.load("crate-tiny-fashion")
+    tiny, lm = ci.load("crate-tiny-fashion"), ci.load("crate-tiny-lm")
     result = ci.sweep(tiny, "embedded:fashion", probes="sparsity", limit=2, progress=False)
     probe = lambda **over: one_number(print, **over)  # noqa: E731
-    return dict(ci=ci, torch=torch, base=base, tiny=tiny, result=result, probe=probe)
+    return dict(ci=ci, torch=torch, base=base, tiny=tiny, lm=lm, result=result, probe=probe)
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("wrong", WRONG_TYPES)
-def test_wrong_types_are_refused_in_one_line(wrong, names):
+@pytest.mark.parametrize("wrong", MISTAKES)
+def test_everyday_mistakes_are_answered_in_one_line(wrong, names):
     with pytest.raises(ValueError) as caught:
         eval(wrong, dict(names))
-    assert WRONG_TYPES[wrong] in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_clip_is_measured_by_its_towers():
-    clip = ci.load(
-        FIXTURES / "crate_alpha_clipa" / "crate_alpha_CLIPA_L14.pth", n_heads=4, text_n_heads=3
-    )
-    images = torch.randn(3, 3, 32, 32)
-    refuses("measure its towers, model.visual and model.text", lambda: ci.sweep(clip, images))
-    assert len(ci.sweep(clip.visual, images, progress=False).layers())
+    assert MISTAKES[wrong] in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_points_are_chosen_by_names_functions_and_regular_expressions(model, images):
@@ -109,15 +99,6 @@ def test_points_are_chosen_by_names_functions_and_regular_expressions(model, ima
             model.run_with_cache(images, names_filter=names)
 
 
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("given", [0, True, [len], re.compile(b"hook_z"), torch.tensor(3), b"z"])
-def test_what_names_no_points_is_refused(model, images, given):
-    refuses("names_filter=.*: give the", lambda: model.run_with_cache(images, names_filter=given))
-    with pytest.raises(ValueError, match="a hook is to be added at .*: give the name of a hook"):
-        model.run_with_hooks(images, fwd_hooks=[(given, lambda tensor, hook: None)])
-    assert not leftover_hooks(model)
-
-
 def test_check_finds_nan_and_inf_and_the_default_does_not_look(model, images):
     wanted, bad = model(images), images.clone()
     bad[1, 2, 0, 5] = torch.nan
@@ -133,3 +114,69 @@ def test_check_finds_nan_and_inf_and_the_default_does_not_look(model, images):
     ):
         refuses(f"in 1 of {BATCH} samples, first in sample {first}", run)
     assert model.to("meta")(images.to("meta"), check=True).shape == wanted.shape  # holds no values
+
+
+def with_swapped_atoms(model):
+    model = copy.deepcopy(model)
+    weight = model.blocks[1].mlp.W_out.data
+    weight[[2, 3]] = weight[[3, 2]].clone()
+    return model
+
+
+OTHER_MODELS = {
+    "another seed": lambda model: make_lm("crate-lm", seed=1).double(),
+    "another depth": lambda model: make_lm("crate-lm", n_layers=2).double(),
+    "another vocabulary": lambda model: make_lm("crate-lm", d_vocab=7).double(),
+    "another dtype": lambda model: copy.deepcopy(model).float(),
+    "edited weights": with_swapped_atoms,
+    "no model": lambda model: torch.nn.Linear(2, 3),
+}
+OTHER_INPUTS = {
+    "other tokens": torch.tensor([[3, 1, 4, 1, 5, 2, 2]]),
+    "a shorter text": TOKENS[:, :3],
+    "a longer text before it": torch.cat([TOKENS[:, :2], TOKENS], dim=1),
+    "tokens beyond the vocabulary": TOKENS + 97,
+    "two samples": TOKENS.repeat(2, 1),
+    "an image": IMAGE,
+}
+
+
+@pytest.fixture(scope="module")
+def text_graph(tmp_path_factory):
+    model, sample = network("crate-lm")
+    graph = ci.graph(model, sample, most=40)
+    folder = tmp_path_factory.mktemp("text")
+    graph.save(folder)
+    return model, graph, ci.AttributionGraph.load(folder)
+
+
+@pytest.mark.parametrize("case", OTHER_MODELS)
+def test_a_graph_refuses_other_models(text_graph, case, unchecked):
+    model, graph, loaded = text_graph
+    other = OTHER_MODELS[case](model)
+    for one in (graph, loaded):
+        with pytest.raises(ValueError, match="model"):
+            one.steer({"L1A2": 0}, model=other, inputs=TOKENS)
+    refuses("model", lambda: graph.steer({"L1A2": 0}, model=other))
+
+
+@pytest.mark.parametrize("case", OTHER_INPUTS)
+def test_a_graph_refuses_other_inputs(text_graph, case):
+    model, graph, loaded = text_graph
+    with pytest.raises(ValueError):
+        graph.steer({"L1A2": 0}, inputs=OTHER_INPUTS[case])
+    for one in (graph, loaded):
+        with pytest.raises(ValueError):
+            one.steer({"L1A2": 0}, model=model, inputs=OTHER_INPUTS[case])
+
+
+def test_a_graph_takes_its_model_and_inputs_in_every_way(text_graph):
+    model, graph, loaded = text_graph
+    wanted, longer = graph.steer({"L1A2": 0}), torch.cat([TOKENS, TOKENS[:, :2]], dim=1)
+    for inputs in (TOKENS, TOKENS[0], TOKENS.int(), longer):
+        for found in (
+            graph.steer({"L1A2": 0}, inputs=inputs),
+            loaded.steer({"L1A2": 0}, model=copy.deepcopy(model), inputs=inputs),
+        ):
+            assert found.table.equals(wanted.table)
+    assert graph.steer({"L1A2": 0}, model=copy.deepcopy(model)).table.equals(wanted.table)

@@ -1,4 +1,4 @@
-"""The hooked models against plain forwards, and what hooking may and may not change."""
+"""The hooked models against plain forwards, their steps, and what hooking may change."""
 
 import pytest
 import torch
@@ -7,16 +7,16 @@ import torch.nn.functional as F
 import crate_interp as ci
 from conftest import (
     BATCH,
+    CLASSES,
     D_HEAD,
     D_MODEL,
     HEADS,
-    LAYERS,
     LMS,
     leftover_hooks,
     make,
     make_lm,
-    refuses,
 )
+from crate_interp.models.layers.embed import interpolate_positions
 from reference import forward, published_layout
 from test_whitebox_family import MEMBERS, member
 
@@ -53,34 +53,6 @@ def test_equals_a_plain_forward(family, pool, images):
 def test_variants_equal_a_plain_forward(variant, images):
     model = make(variant=variant, d_model=HEADS * D_HEAD)
     torch.testing.assert_close(model(images), plain(model, images), atol=1e-5, rtol=1e-5)
-
-
-def test_variants_are_what_their_names_say(images):
-    # C adds sum_k U_k SSA_k, N subtracts it, T uses the transpose, identity puts heads side by side
-    c, n, t, i = (
-        make(variant=v, d_model=HEADS * D_HEAD, n_layers=1) for v in ("c", "n", "t", "identity")
-    )
-    outs = []
-    for model in (c, n, t, i):
-        _, cache = model.run_with_cache(images)
-        outs.append(cache["attn_out", 0])
-        heads, u = cache["z", 0], model.blocks[0].attn.U
-    torch.testing.assert_close(
-        outs[0], torch.einsum("bnhp,hdp->bnd", heads, u), atol=1e-5, rtol=1e-5
-    )
-    torch.testing.assert_close(outs[1], -outs[0], atol=0, rtol=0)
-    assert not torch.allclose(outs[2], outs[0], atol=1e-3)
-    torch.testing.assert_close(outs[3], heads.flatten(2), atol=0, rtol=0)
-
-
-def test_fix_is_crate_with_a_frozen_output_matrix():
-    model = make(variant="fix")
-    frozen = {name for name, value in model.named_parameters() if not value.requires_grad}
-    assert frozen == {
-        f"blocks.{layer}.attn.out_proj.{leaf}"
-        for layer in range(LAYERS)
-        for leaf in ("weight", "bias")
-    }
 
 
 @pytest.mark.parametrize("family", ["crate", "crate-alpha"])
@@ -179,11 +151,6 @@ def test_a_hook_that_is_never_called_is_said(model, images):
     assert leftover_hooks(model) == []
 
 
-def test_bits_are_also_those_with_gradients(model, images):
-    out, _ = model.run_with_cache(images.clone().requires_grad_())
-    assert torch.equal(out, model(images))
-
-
 def test_no_hook_is_left_after_an_exception(model, images):
     def broken(tensor, hook):
         raise RuntimeError("in a hook")
@@ -225,38 +192,6 @@ def test_editing_one_role_in_place_changes_that_role_alone(model, images, role):
     torch.testing.assert_close(after["blocks.0.attn.hook_z"], heads, atol=1e-5, rtol=1e-5)
 
 
-def test_gradients_split_by_role(images):
-    model = make().double()
-    grads = {}
-
-    def keep(tensor, hook):
-        grads[hook.name.rsplit("_", 1)[1]] = tensor.clone()
-
-    names = [f"blocks.1.attn.hook_{role}" for role in "uqkv"]
-    with model.hooks(bwd_hooks=[(name, keep) for name in names]):
-        model(images.double()).square().sum().backward()
-    torch.testing.assert_close(
-        grads["q"] + grads["k"] + grads["v"], grads["u"], atol=1e-9, rtol=1e-9
-    )
-
-
-def test_an_edit_of_mlp_out_reaches_the_stream(model, images):
-    _, before = model.run_with_cache(images)
-    zero = lambda tensor, hook: torch.zeros_like(tensor)  # noqa: E731
-    with model.hooks(fwd_hooks=[("blocks.1.hook_mlp_out", zero)]):
-        _, after = model.run_with_cache(images)
-    torch.testing.assert_close(after["resid_post", 1], before["resid_mid", 1], atol=1e-5, rtol=1e-5)
-
-
-def test_an_edit_of_the_scale_acts(model, images):
-    _, before = model.run_with_cache(images)
-    with model.hooks(fwd_hooks=[("blocks.0.ln2.hook_scale", lambda tensor, hook: tensor * 2)]):
-        _, after = model.run_with_cache(images)
-    norm = model.blocks[0].ln2
-    wanted = (before["blocks.0.ln2.hook_normalized"] - norm.bias) / 2 + norm.bias
-    torch.testing.assert_close(after["blocks.0.ln2.hook_normalized"], wanted, atol=1e-5, rtol=1e-5)
-
-
 def test_an_edit_of_the_position_embedding_stays_in_its_image(model, images):
     def one_image(tensor, hook):
         tensor[0] = 0
@@ -266,17 +201,6 @@ def test_an_edit_of_the_position_embedding_stays_in_its_image(model, images):
     out = model.run_with_hooks(images, fwd_hooks=[("hook_pos_embed", one_image)])
     assert torch.equal(out[1], model(images)[1]) and not torch.equal(out[0], model(images)[0])
     assert torch.equal(model.pos_embed, weights)
-
-
-def test_layers_can_be_run_apart(model, images):
-    half = model(images, stop_at_layer=2)
-    assert half.shape == (BATCH, POS, D_MODEL)
-    assert torch.equal(model(half, start_at_layer=2), model(images))
-    assert torch.equal(model(images, stop_at_layer=-1), half)
-    _, cache = model.run_with_cache(images, stop_at_layer=1)
-    assert not any(name.startswith("blocks.1") for name in cache.cache_dict)
-    refuses("stop_at_layer=4: the model has layers 0 to 2", lambda: model(images, stop_at_layer=4))
-    refuses(r"takes the stream \[batch, pos, 31\]", lambda: model(images, start_at_layer=1))
 
 
 def test_gated_points(model, images):
@@ -302,22 +226,112 @@ def test_gated_points(model, images):
     )
 
 
-def test_names_the_papers_use(model):
-    block = model.blocks[0]
-    assert block.mssa is block.attn and block.ista is block.mlp
-    assert len(list(model.modules())) == len({id(module) for module in model.modules()})
-    if model.cfg.family == "crate":
-        refuses("no attribute 'W_out'", lambda: block.mlp.W_out, AttributeError)
-    else:
-        assert torch.equal(block.mlp.W_out, block.mlp.D1.T)
+@pytest.mark.parametrize("family", ["crate", "crate-alpha"])
+def test_other_image_sizes(family, images):
+    model = make(family, interpolate_pos=True)
+    same = make(family)
+    assert torch.equal(model(images), same(images))  # its own grid is untouched
+    larger = torch.randn(BATCH, 3, 10, 35)
+    out, cache = model.run_with_cache(larger)
+    assert out.shape == (BATCH, CLASSES) and cache["resid_pre", 0].shape == (
+        BATCH,
+        1 + 5 * 7,
+        D_MODEL,
+    )
+    with pytest.raises(ValueError, match=r"both sides must be multiples of the patch \(2, 5\)"):
+        model(torch.randn(BATCH, 3, 7, 20))
 
 
-def test_bad_images(model, images):
-    refuses(r"images are torch.uint8: make floats", lambda: model(images.to(torch.uint8)))
-    with pytest.raises(
-        ValueError, match=r"shape \(2, 1, 6, 20\): give \[batch, 3, height, width\]"
-    ):
-        model(images[:, :1])
-    refuses(r"shape \(3, 6, 20\)", lambda: model(images[0]))
-    refuses("at least one", lambda: model(images[:0]))
-    refuses(r"images are \(4, 20\), but the model was built for", lambda: model(images[:, :, :4]))
+def test_interpolated_positions_follow_dino_not_a_plain_resize():
+    table = torch.randn(1, 1 + 3 * 4, D_MODEL, dtype=torch.float64)
+    got = interpolate_positions(table, (3, 4), (5, 7))
+    assert torch.equal(got[:, 0], table[:, 0]) and got.shape == (1, 36, D_MODEL)
+    image = table[:, 1:].reshape(1, 3, 4, D_MODEL).permute(0, 3, 1, 2)
+    resized = (
+        F.interpolate(image, size=(5, 7), mode="bicubic")
+        .permute(0, 2, 3, 1)
+        .reshape(1, 35, D_MODEL)
+    )
+    assert not torch.allclose(got[:, 1:], resized)
+    torch.testing.assert_close(got[:, 1:], _dino(image, (5, 7)), atol=1e-12, rtol=1e-12)
+
+
+def _dino(image, size):
+    """Cubic convolution (a = -0.75) at (i + 0.5) / scale - 0.5, scale = (size + 0.1) / grid.
+
+    Edges are repeated.
+    """
+
+    def weights(length, out):
+        matrix = torch.zeros(out, length, dtype=torch.float64)
+        for i in range(out):
+            x = (i + 0.5) * length / (out + 0.1) - 0.5
+            base = int(torch.floor(torch.tensor(x)))
+            for j in range(base - 1, base + 3):
+                t = abs(x - j)
+                a = -0.75
+                w = (
+                    (a + 2) * t**3 - (a + 3) * t**2 + 1
+                    if t <= 1
+                    else a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a
+                )
+                matrix[i, min(max(j, 0), length - 1)] += w
+        return matrix
+
+    rows, columns = weights(image.shape[2], size[0]), weights(image.shape[3], size[1])
+    return torch.einsum("ih,bdhw,jw->bijd", rows, image, columns).flatten(1, 2)
+
+
+STEPS = {
+    "ista": lambda: make("crate"),
+    "odl": lambda: make("crate-alpha"),
+    "tied-odl": lambda: make_lm("crate-lm"),
+    "threshold": lambda: make_lm("nanochat-crate"),
+    "mlp-relu": lambda: make_lm("gpt-baseline"),
+}
+
+
+@pytest.fixture(params=STEPS)
+def step(request):
+    model = STEPS[request.param]().double()
+    assert model.cfg.sparse_step == request.param
+    return model.blocks[1].mlp
+
+
+@pytest.fixture
+def y(rng):
+    return torch.randn(BATCH, 7, D_MODEL, generator=rng, dtype=torch.float64)
+
+
+def captured(step, y, point):
+    kept = []
+    with torch.no_grad():
+        step.get_submodule(point).add_hook(lambda tensor, hook: kept.append(tensor))
+        step(y)
+        step.get_submodule(point).remove_hooks()
+    return kept[0]
+
+
+def test_the_lasso_is_what_the_layer_solves(step, y):
+    if hasattr(step, "threshold"):
+        assert step.lasso() == "some learned thresholds are negative, but no penalty is negative"
+        step.threshold.data.abs_()
+    lasso = step.lasso()
+    if isinstance(lasso, str):
+        assert lasso == "the layer has an MLP, no dictionary"
+        return
+    torch.testing.assert_close(lasso.run(y, lasso.lambd), captured(step, y, "hook_post"))
+    assert not lasso.d.requires_grad and (lasso.start(y) >= 0).all()
+
+
+def test_the_linear_form_is_the_forward_with_every_atom_on(step, y, monkeypatch):
+    monkeypatch.setattr(F, "relu", lambda x: x)  # the forward is affine then
+    with torch.no_grad():
+        torch.testing.assert_close(step.linear(y), step(y) - step(torch.zeros_like(y)))
+
+
+def test_an_atom_writes_its_direction(step, y):
+    code = captured(step, y, "hook_post")
+    constant = getattr(step, "b_out", 0)
+    with torch.no_grad():
+        torch.testing.assert_close(code @ step.written() + constant, step(y))

@@ -6,18 +6,12 @@ They are the same as text and as notebook.
 import importlib.util
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import nbformat
 import pytest
-import torch
-from nbclient import NotebookClient
-
-import crate_interp as ci
-from conftest import make
 
 DEMOS = Path(__file__).parent.parent / "demos"
 SHOWN = {  # what their outputs must hold, and how many pictures
@@ -73,28 +67,6 @@ def test_it_runs_and_shows_what_it_announces(name, tmp_path):
         check_circuit(text)
 
 
-def small_sweep(out=None):
-    images = torch.rand(3, 3, 6, 20, generator=torch.Generator().manual_seed(3))
-    return ci.sweep(make(), images, probes="sparsity", controls=0, progress=False, out=out)
-
-
-@pytest.mark.slow
-def test_a_figure_at_the_end_of_a_cell_is_shown_once(tmp_path):
-    small_sweep(tmp_path)
-    figure = "ci.viz.layers(result, 'sparsity.hoyer')"
-    sources = [
-        f"import crate_interp as ci\nresult = ci.SweepResult.load({str(tmp_path)!r})\n{figure}",
-        f"drawn = {figure}",
-        f"import matplotlib.pyplot as plt\n{figure}",
-        f"%matplotlib inline\n{figure}",
-    ]
-    notebook = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, sources)))
-    done = NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
-    outputs = [cell["outputs"] for cell in done.cells]
-    assert [len(one) for one in outputs] == [1, 0, 1, 1]
-    assert all("image/png" in one["data"] for cell in outputs for one in cell)
-
-
 def check_circuit(text):
     """What notebook 05 prints: the heads of each kind, how faithful they are, its claims."""
     kinds = re.findall(r"^(previous-token|duplicate-token|induction) heads: (.*)$", text, re.M)
@@ -137,15 +109,3 @@ def test_text_and_notebook_are_the_same():
             if output.output_type == "stream"
         )
         assert SHOWN[name][0] in text
-
-
-def test_stale_outputs_are_not_kept(tmp_path):
-    here, name = runner(), NAMES[0]
-    for kind in ("py", "ipynb"):
-        shutil.copy(DEMOS / f"{name}.{kind}", tmp_path)
-    text = tmp_path / f"{name}.py"
-    text.write_text(text.read_text().replace("# # Meet CRATE", "# # Meet it"))
-    assert here.synced(text).cells[0].source.startswith("# Meet it")
-    text.write_text(text.read_text() + "\n# %%\n1 + 1\n")
-    with pytest.raises(SystemExit, match="its code has changed; run it with --keep"):
-        here.synced(text)

@@ -1,10 +1,9 @@
-"""Nothing of the user's is removed, replaced or written through, whatever it is called."""
+"""Nothing of the user's is removed or written through; the dead leave nothing behind."""
 
 import contextlib
 import json
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,11 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import crate_interp as ci
+import kill
+import kill_runs
 from conftest import make, refuses
 from crate_interp.core.files import write_text
-from crate_interp.core.folders import LOCK, is_inside
+from crate_interp.core.folders import LOCK
 from crate_interp.questions.chunks import InFolder
-from folders import files_of, two_sweeps
+from folders import files_of, leftovers, two_sweeps
+from killing import died_at
 from test_chunks import CHUNKS, WHOLE, run
 
 QUIET = {"progress": False}
@@ -39,41 +41,12 @@ def whole(tmp_path_factory, sweeps):
 # --- what was lost before ---
 
 
-@pytest.mark.parametrize("name", ["chunks/thesis.txt", "run.json"])
-@pytest.mark.parametrize("content", ["precious", '{"run": 1}', '{"stage": "draft"}'])
-def test_starting_over_removes_no_file_of_another(tmp_path, name, content):
-    run(tmp_path)
-    (tmp_path / name).write_text(content)
-    before = files_of(tmp_path)
-    with pytest.raises(ValueError, match=f"did not write.*{name!r}. Nothing was removed. Move"):
-        run(tmp_path, resume=False)
-    assert files_of(tmp_path) == before
-    (tmp_path / name).rename(tmp_path / "elsewhere")
-    assert run(tmp_path, resume=False) == (WHOLE, CHUNKS)
-
-
-def test_a_chunk_that_was_changed_is_kept_and_measured_again(tmp_path):
-    run(tmp_path)
-    (tmp_path / "chunks" / "sweep-000000+4.parquet").write_text("precious")
-    refuses("'chunks/sweep-000000.4.parquet'. Nothing", lambda: run(tmp_path, resume=False))
-    assert run(tmp_path) == (WHOLE, CHUNKS)
-    (kept,) = (tmp_path / "chunks").glob("sweep-000000+4.parquet.*.damaged")
-    assert kept.read_text() == "precious"
-
-
 @pytest.mark.parametrize("name", ["samples.parquet", "report.html", "summary.txt"])
 def test_a_report_replaces_no_file_of_another(tmp_path, name):
     (tmp_path / name).write_text("precious")
     with pytest.raises(ValueError, match=f"did not write.*{name!r}"):
         ci.report(make(), torch.rand(2, 3, 6, 20), tmp_path, **QUIET)
     assert set(files_of(tmp_path)) == {name}
-
-
-@pytest.mark.parametrize("name", ["model.safetensors"])
-def test_a_model_replaces_no_file_of_another(tmp_path, name):
-    (tmp_path / name).write_text("precious")
-    refuses(f"did not write.*{name!r}", lambda: make().save_pretrained(tmp_path))
-    assert files_of(tmp_path) == {name: b"precious"}
 
 
 # --- links ---
@@ -99,20 +72,6 @@ def test_nothing_is_written_through_a_link(tmp_path, name, resume):
     refuses(f"{name}' is a link.*remove it", lambda: run(out, resume=resume))
     assert before == (files_of(victim) if name == "chunks" else victim.read_text())
     assert path.is_symlink()
-
-
-@pytest.mark.parametrize("name", [".crate-interp.lock", "samples.parquet", "meta.json"])
-def test_a_saved_result_goes_through_no_link(tmp_path, sweeps, name):
-    out, victim = tmp_path / "out", tmp_path / "victim"
-    sweeps[0].save(out)
-    if (out / name).exists():
-        (out / name).rename(victim)
-    else:
-        victim.write_text("precious")
-    (out / name).symlink_to(victim)
-    before = victim.read_bytes()
-    refuses(f"{name}' is a link where a file is to be written", lambda: sweeps[1].save(out))
-    assert victim.read_bytes() == before and (out / name).is_symlink()
 
 
 # --- names that we look for, as what the user may have there ---
@@ -190,24 +149,6 @@ def test_all_of_the_users_is_there_whatever_happens(
 # --- what lies in a folder before it is written ---
 
 
-PATHS = st.lists(
-    st.one_of(
-        st.sampled_from(["..", ".", "", "a", "~", "\0", "C:", "a\\b", "x.png", "figures", LOCK]),
-        st.text(st.characters(codec="utf-8"), max_size=5),
-    ),
-    min_size=1,
-    max_size=6,
-).map("/".join)
-
-
-@given(PATHS, st.sampled_from(["", ".png", ".parquet", ".txt", ".sh"]))
-def test_no_name_leads_out_of_the_folder(tmp_path_factory, name, suffix):
-    out = Path("/somewhere/out")
-    if is_inside(name + suffix):
-        place = Path(os.path.normpath(out / (name + suffix)))
-        assert out in place.parents and not place.name.startswith(".") and suffix != ".sh"
-
-
 def victim(tmp_path):
     """A file outside of the folder that is written, and one of the user's inside of it."""
     (tmp_path / "victim").mkdir()
@@ -252,3 +193,39 @@ def test_what_somebody_else_wrote_is_not_lost(sweeps, tmp_path):
     (tmp_path / "notes.txt").write_text("the user's by now")
     sweeps[1].save(tmp_path)
     assert (tmp_path / "notes.txt").exists() and not (tmp_path / "page.html").exists()
+
+
+def test_a_run_that_dies_at_any_step_leaves_nothing_behind(tmp_path):
+    """The next run goes on or starts over: all that the dead one wrote is known to be ours."""
+    seen, step, died = set(), 0, True
+    while died:
+        out = tmp_path / str(step)
+        died = died_at(step, lambda out=out: run(out, until=1))
+        seen |= {path.suffix for path in leftovers(out)}
+        if step % 2:
+            assert run(out, resume=False) == (WHOLE, CHUNKS)
+        else:
+            assert run(out)[0] == WHOLE
+        assert not leftovers(out)
+        step += 1
+    assert step > 15 and {".part", ".lock"} <= seen
+
+
+SLOW = {"report", "audit", "atlas", "convert"}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in kill.CASES]
+)
+def test_a_killed_writer_leaves_one_of_two_wholes_or_nothing_that_loads(case):
+    left = [0]
+    verdicts = kill.run(case, 5, left, timed=False)
+    assert left == [0]
+    assert set(verdicts) <= {"the-old", "the-new", "refused"}, verdicts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["sweep", "audit"])
+def test_three_kills_of_a_run_at_random_moments(verb):
+    counts = kill_runs.run(verb, 600, 3)
+    assert counts["kills"] == 3 and counts["chunks"] >= 11

@@ -1,12 +1,15 @@
-"""Texts of unequal length in one batch: each row is what the text alone is."""
+"""Texts of unequal length in one batch: each row, and each reader of its cache, as alone."""
 
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
 
 import crate_interp as ci
 from conftest import FIXTURES, LMS, make_lm, refuses
+from crate_interp.circuits import logit_lens
 from crate_interp.models.layers.context import padded
+from selection import few
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in LMS[1:3]]
 VOCAB, N_CTX = 47, 13
@@ -82,14 +85,6 @@ def test_a_zero_in_the_middle_takes_the_token_out(lm):
         torch.testing.assert_close(held, lm(torch.tensor([kept]))[0], **CLOSE)
 
 
-def test_a_mask_of_ones_changes_no_bit(lm):
-    tokens = torch.tensor([texts()[0]])
-    with torch.no_grad():
-        for dtype in (torch.bool, torch.long, torch.float32):
-            ones = torch.ones(1, 6, dtype=dtype)
-            assert torch.equal(lm(tokens, attention_mask=ones), lm(tokens))
-
-
 def test_gradients_with_padding_are_finite_and_those_of_the_texts(lm):
     rows = texts()
     tokens, real = padded(rows, 5, "left")
@@ -125,21 +120,6 @@ def test_the_cache_of_keys_and_values_knows_padding(lm):
         "differs from that of the past",
         lambda: lm(tokens[:, :1], past=past, attention_mask=torch.ones(3, 9)),
     )
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    ("words", "told"),
-    {
-        "attention_mask has shape .3, 5.: give shape .3, 6.": lambda real: real[:, 1:],
-        "give 1 for real tokens and 0 for padding": lambda real: real * 2,
-        "hides every token of a row": lambda real: real & False,
-    }.items(),
-)
-def test_bad_masks(words, told):
-    lm, (tokens, real) = make_lm("crate-lm"), padded(texts(), 5, "left")
-    refuses(words, lambda: lm(tokens, attention_mask=told(real)))
-    refuses("padding_side='top'", lambda: lm(tokens, padding_side="top"))
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -195,12 +175,92 @@ def test_what_hugging_face_gives_and_takes(lm):
         plain = lm(input_ids=tokens, labels=tokens).loss.item()
         assert plain == pytest.approx(lm(tokens, "loss").item(), rel=1e-9)
         assert torch.equal(lm(input_ids=tokens, return_type="loss"), lm(tokens, "loss"))
-    refuses("give one input: tokens or text first", lambda: lm())
-    refuses("give one input", lambda: lm(tokens, input_ids=tokens))
-    refuses("labels=torch.int64 of shape .3", lambda: lm(tokens, "loss", labels=labels[:, 1:]))
-    refuses("labels are token ids", lambda: lm(tokens, labels=torch.full_like(tokens, 99) * real))
-    refuses("the loss has no token to count", lambda: lm(tokens, "loss", labels=tokens * 0 - 100))
-    refuses(
-        "a loss needs tokens",
-        lambda: lm(torch.zeros(3, 6, lm.cfg.d_model).double(), labels=tokens, start_at_layer=2),
-    )
+
+
+COUNTS = (11, 5, 7)
+TOKENS = torch.randint(0, 47, (3, 11), generator=torch.Generator().manual_seed(0))
+
+
+def in_a_batch(side):
+    """Returns tokens, their mask, and each text alone."""
+    tokens, mask = torch.zeros(3, 11, dtype=torch.long), torch.zeros(3, 11, dtype=torch.long)
+    rows = [TOKENS[i, :length] for i, length in enumerate(COUNTS)]
+    for i, row in enumerate(rows):
+        place = slice(len(row)) if side == "right" else slice(11 - len(row), None)
+        tokens[i, place], mask[i, place] = row, 1
+    return tokens, mask, rows
+
+
+@pytest.fixture(params=["left", "right"])
+def side(request):
+    return request.param
+
+
+@pytest.fixture(params=few(LMS, 2))
+def reader(request):
+    return make_lm(request.param)
+
+
+def caches(reader, side, **more):
+    """Returns the cache of the padded batch, and the caches of the texts alone."""
+    tokens, mask, rows = in_a_batch(side)
+    batch = reader.run_with_cache(tokens, attention_mask=mask, **more)[1]
+    return batch, [reader.run_with_cache(row[None], **more)[1] for row in rows]
+
+
+def test_every_point_of_a_text_is_that_of_the_text_alone(reader, side):
+    batch, alone = caches(reader, side)
+    assert batch.is_padded and not alone[0].is_padded
+    for i, own in enumerate(alone):
+        found = batch.alone(i)
+        assert not found.is_padded and found.cache_dict.keys() == own.cache_dict.keys()
+        for name, value in own.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_probes(reader, side):
+    batch, alone = caches(reader, side)
+    found = ci.probe(batch).table("samples")
+    for i, own in enumerate(alone):
+        wanted = ci.probe(own).table("samples").drop(columns="sample").reset_index(drop=True)
+        mine = found[found["sample"] == i].drop(columns="sample").reset_index(drop=True)
+        pd.testing.assert_frame_equal(mine, wanted, check_exact=False, rtol=2e-4, atol=1e-5)
+
+
+def test_logit_lenses(reader, side):
+    batch, alone = caches(reader, side)
+    for i, own in enumerate(alone):
+        for position in (-1, 2):
+            found = logit_lens(batch, sample=i, position=position).table()
+            wanted = logit_lens(own, position=position).table()
+            assert list(found["answer"]) == list(wanted["answer"])
+            assert abs(found["probability"] - wanted["probability"]).max() < 1e-5
+    refuses(r"cache.alone\(i\)", lambda: batch.logit_lens())
+    refuses("the sample has positions 0 to 4", lambda: logit_lens(batch, sample=1, position=5))
+
+
+def test_stacks_at_some_positions_refuse_padding(side):
+    reader = make_lm("gpt-baseline")
+    batch, alone = caches(reader, side)
+    for stack in (
+        lambda cache, **cut: cache.accumulated_resid(**cut),
+        lambda cache, **cut: cache.decompose_resid(**cut),
+        lambda cache, **cut: cache.stack_head_results(**cut),
+        lambda cache, **cut: cache.stack_neuron_results(-1, **cut),
+        lambda cache, **cut: cache.get_full_resid_decomposition(**cut),
+        lambda cache, **cut: cache.apply_ln_to_stack(cache.accumulated_resid(), **cut),
+        lambda cache, **cut: cache.logit_attrs(cache.accumulated_resid(), 5, **cut),
+    ):
+        with pytest.raises(ValueError, match="at some positions would read padding as tokens"):
+            stack(batch, pos_slice=-1)
+        wanted = stack(alone[1], pos_slice=-1)
+        torch.testing.assert_close(
+            stack(batch.alone(1), pos_slice=-1), wanted, rtol=1e-4, atol=1e-5
+        )
+
+
+def test_patching_refuses_padding(side):
+    reader = make_lm()
+    batch, _ = caches(reader, side)
+    with pytest.raises(ValueError, match="patching would read padding as tokens"):
+        ci.circuits.patching.get_act_patch_resid_pre(reader, TOKENS, batch, lambda out: out.sum())

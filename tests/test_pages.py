@@ -1,14 +1,11 @@
 """Every page of the library: what all of them must be, and the words that they explain."""
 
-import re
-
 import pytest
 import torch
 
 import crate_interp as ci
 from browser import driven, looked_over, low_contrast, opened, overflow  # noqa: F401
 from conftest import LAYERS, make
-from crate_interp.viz.pages.page import TERMS, explained
 from pictures import looked_at, results, views
 from selection import few
 
@@ -59,80 +56,3 @@ def test_a_sign_opens_its_card_and_escape_closes_it(driven, pages, width):  # no
         assert overflow(shown.page) == [] and low_contrast(shown.page) == []
         shown.page.keyboard.press("Escape")
         assert not card.is_visible()
-
-
-GROUND = "getComputedStyle(document.body).backgroundColor"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_button_turns_the_scheme_over_without_a_script(driven, report, scheme):  # noqa: F811
-    """In a sandbox that allows nothing, as in the frame of a notebook."""
-    with opened(driven, report, 390, scheme) as shown:
-        before = shown.page.evaluate(GROUND)
-        shown.page.locator("#scheme").check()
-        after = shown.page.evaluate(GROUND)
-        assert {before, after} == {"rgb(255, 255, 255)", "rgb(20, 23, 26)"}
-        assert (before == "rgb(255, 255, 255)") == (scheme == "light")
-        assert low_contrast(shown.page) == []
-        shown.page.locator("#scheme").uncheck()
-        assert shown.page.evaluate(GROUND) == before
-    frame = (
-        f'<iframe sandbox srcdoc="{_escaped(report.read_text())}" width=390 height=800></iframe>'
-    )
-    with opened(driven, frame, 600, scheme) as shown:
-        inner = shown.page.frame_locator("iframe")
-        inner.locator("#scheme").check()
-        assert inner.locator(".scheme").inner_text() == ("light" if scheme == "light" else "dark")
-
-
-def test_print_opens_what_folds(driven, report):  # noqa: F811
-    with opened(driven, report) as shown:
-        table = shown.page.locator("details table").first
-        assert not table.is_visible()
-        shown.page.emulate_media(media="print")
-        assert table.is_visible() and not shown.page.locator(".scheme").is_visible()
-
-
-def test_the_tables_of_an_audit_stay_off_paper(driven, pages):  # noqa: F811
-    with opened(driven, pages[1]) as shown:
-        shown.page.locator("#numbers > summary").click()
-        heading, words = shown.page.locator(".on-screen"), shown.page.locator(".on-paper")
-        assert heading.is_visible() and not words.is_visible()
-        shown.page.emulate_media(media="print")
-        assert not heading.is_visible() and words.is_visible()
-        assert not shown.page.locator(".on-screen table").first.is_visible()
-
-
-def _escaped(text):
-    return text.replace("&", "&amp;").replace('"', "&quot;")
-
-
-PAGE = (
-    "<!doctype html><html><head><title>stream</title></head><body><h1>stream</h1>"
-    "<p class='null'>The streams, a stream and the stream; R<sup>c</sup> and R<sup>c</sup>.</p>"
-    "<button>null</button><script>const null_ = 'null';</script><p>nulls, by construction</p>"
-    "</body></html>"
-)
-
-
-def words(document):
-    return re.findall(r'<abbr title="[^"]+">(.*?)</abbr>', document)
-
-
-def test_the_first_use_of_a_word_is_explained():
-    shown = explained(PAGE)
-    assert words(shown) == ["stream", "R<sup>c</sup>", "nulls", "by construction"]
-    assert f'<abbr title="{TERMS["by construction"][1]}">' in shown
-    assert "<title>stream</title>" in shown and "<h1>stream</h1>" in shown
-    assert "<button>null</button><script>const null_ = 'null';</script>" in shown
-    assert re.sub(r"</?abbr[^>]*>", "", shown) == PAGE
-
-
-def test_a_page_keeps_its_text():
-    model, image = make(), torch.zeros(1, 3, 6, 20)
-    with torch.no_grad():
-        _, cache = model.run_with_cache(image)
-    page = ci.viz.explore(cache, image).html()
-    assert "patch" in words(page) and len(words(page)) == len(set(words(page)))
-    assert explained(re.sub(r"</?abbr[^>]*>", "", page)) == page

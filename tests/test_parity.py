@@ -73,13 +73,6 @@ def test_a_model_of_images_says_how_its_loss_is_had():
     refuses("give a tensor of whole", lambda: model(images, labels=["circle", "cross"]))
 
 
-def test_only_the_baseline_has_biases_before_its_step(lm):
-    assert hasattr(lm, "b_in") == (lm.cfg.family == "gpt-baseline")
-    if not lm.cfg.residual:
-        _, cache = lm.run_with_cache(TOKENS)
-        refuses("replaces the stream", lambda: cache.stack_neuron_results(1), RefusedError)
-
-
 def test_weights_are_those_that_transformerlens_reads(lm):
     ours, theirs = lm.tl_parameters(), get_bridge_params(lm)
     made_up = {name for name in theirs if name.endswith("mlp.b_in") and name not in ours}
@@ -91,27 +84,6 @@ def test_weights_are_those_that_transformerlens_reads(lm):
         assert torch.equal(value, theirs[name]), name
     assert dict(lm.tl_named_parameters()).keys() == lm.tl_parameters().keys()
     assert lm.n_params_total == sum(value.numel() for value in lm.state_dict().values())
-
-
-def test_weights_by_part(lm):
-    assert torch.equal(lm.embed.W_E, lm.W_E) and torch.equal(lm.unembed.W_U, lm.W_U)
-    assert torch.equal(lm.unembed.b_U, lm.b_U) and lm.b_U.shape == (47,)
-    assert lm.b_Q.shape == lm.b_V.shape == (LAYERS, HEADS, 6)
-    vision = make("crate-alpha")
-    assert torch.equal(vision.unembed.W_U, vision.W_U)
-    assert torch.equal(vision.unembed.b_U, vision.b_U)
-    assert torch.equal(vision.tl_parameters()["embed.W_E"], vision.W_E)
-
-
-def test_biases_of_the_roles_are_those_of_the_forward():
-    lm = make_lm("gpt-baseline")
-    with torch.no_grad():
-        _, cache = lm.run_with_cache(TOKENS)
-    x = cache["normalized", 1, "ln1"]
-    for role in "QKV":
-        weight, bias = getattr(lm, f"W_{role}")[1], getattr(lm, f"b_{role}")[1]
-        direct = torch.stack([x @ weight[head] + bias[head] for head in range(HEADS)], dim=2)
-        torch.testing.assert_close(cache[role.lower(), 1], direct, atol=1e-5, rtol=1e-5)
 
 
 def test_svd_interpreter(lm):
@@ -168,16 +140,6 @@ def test_caching_hooks_stay_until_they_are_reset(lm):
     refuses("hook_nothing", lambda: lm.add_caching_hooks("hook_nothing"), KeyError)
 
 
-def test_a_point_by_name_or_alias(lm):
-    assert "blocks.1.hook_in" in lm.hook_dict and "blocks.1.hook_nothing" not in lm.hook_dict
-    with pytest.raises(KeyError, match="there is no hook point"):
-        lm.check_point("blocks.1.hook_in")  # names of points only
-    assert lm.get_hook_point("blocks.1.hook_in") is lm.blocks[1].hook_resid_pre
-    assert lm.get_hook_point("blocks.1.nothing") is None
-    assert [layer for layer, _ in lm.blocks_with("attn")] == list(range(LAYERS))
-    assert lm.blocks_with("mamba") == [] and lm.get_params().keys() == lm.tl_parameters().keys()
-
-
 def patched(model, data, hooks):
     with torch.no_grad():
         return model.run_with_hooks(data, fwd_hooks=hooks)
@@ -208,18 +170,6 @@ def test_every_alias_is_its_point(family, images):
         assert not model.run_with_cache(data)[1]["resid_post", 1].any()
     model.reset_hooks()
     assert leftover_hooks(model) == []
-
-
-def test_a_function_sees_our_names_first(lm):
-    assert lm.matching_points(lambda name: name.endswith(".hook_resid_pre")) == [
-        f"blocks.{layer}.hook_resid_pre" for layer in range(LAYERS)
-    ]
-    assert lm.matching_points(lambda name: name == "blocks.1.hook_in") == [
-        "blocks.1.hook_resid_pre"
-    ]
-    # an alias does not add points to those that a function selects by our names
-    assert all("mlp" in name for name in lm.matching_points(lambda name: "mlp" in name))
-    refuses("blocks.9.hook_in", lambda: lm.hook_dict["blocks.9.hook_in"], KeyError)
 
 
 @pytest.mark.parametrize("family", [*LMS, "crate", "crate-alpha"])

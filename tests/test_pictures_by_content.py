@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import shutil
 
 import pytest
 from hypothesis import given, settings
@@ -13,9 +12,8 @@ from conftest import make
 from crate_interp.core import files as core_files
 from crate_interp.data import open_data
 from crate_interp.data.picture_contents import Notes, noting, table_of
-from crate_interp.questions.chunks import _opened
 from gathered import same
-from padded_pictures import COUNT, MODEL, QUICK, RUN, SIZE, draw, folder, mask, replace, voc
+from padded_pictures import MODEL, QUICK, draw, folder, replace
 from selection import few
 
 HELD = "the content is not what the run in"
@@ -32,19 +30,6 @@ def kept(model, tmp_path_factory):
     root = tmp_path_factory.mktemp("kept")
     ci.sweep(model, f"imagefolder:{folder(root / 'in')}", out=root / "out", **QUICK)
     return root
-
-
-@pytest.fixture
-def ran(kept, tmp_path):
-    """A copy of `kept` that a test may change."""
-    shutil.copytree(kept, tmp_path, dirs_exist_ok=True)
-    return tmp_path
-
-
-def noted(out):
-    """Every table of notes in a folder, by the pass."""
-    files = (out / "chunks").glob("*+*.parquet")
-    return {path.name.partition("-0000")[0]: _opened(path)[1]["pictures"] for path in files}
 
 
 def digest(path):
@@ -67,67 +52,6 @@ def test_another_picture_of_the_same_size_is_noticed(model, tmp_path, suffix):
             ci.sweep(model, source, out=out, **QUICK)
     path.write_bytes(before)
     same(ci.sweep(model, source, out=out, **QUICK), wanted)
-
-
-@pytest.mark.slow
-def test_in_the_middle_of_a_run(model, ran):
-    root, out = ran / "in", ran / "half"
-    source, first, later = f"imagefolder:{root}", root / "a" / "02.png", root / "b" / "07.png"
-    assert ci.sweep(model, source, out=out, shard="0/2", **QUICK) is None  # chunks 0 and 2
-    before = first.read_bytes()
-    replace(first)
-    for shard in (None, "0/2", "1/2"):
-        with pytest.raises(ValueError, match=rf"^'a/02.png' in .*{HELD}"):
-            ci.sweep(model, source, out=out, shard=shard, **QUICK)
-    assert len(list((out / "chunks").glob("*.parquet"))) == 2  # refused before work starts
-    first.write_bytes(before)
-    replace(later)  # the chunk with this picture was not measured before
-    found = ci.sweep(model, source, out=ran / "new", **QUICK)
-    with pytest.raises(ValueError, match=rf"^'b/07.png' in .*{HELD}"):
-        ci.sweep(model, source, out=out, **QUICK)
-    same(ci.sweep(model, source, out=out, resume=False, **QUICK), found)
-
-
-VERBS = {
-    "sweep": (ci.sweep, dict(controls=2)),
-    "audit": (ci.audit, dict(untrained=1, grid=False)),
-    "store": (ci.store, dict(points="blocks.0.hook_resid_mid")),
-}
-
-
-@pytest.mark.parametrize("verb", few(VERBS, 2))
-def test_every_verb_notes_what_it_read(model, ran, verb):
-    function, more = VERBS[verb]
-    root, out = ran / "in", ran / verb
-    more = dict(more, out=out, limit=8, **RUN)
-    function(model, f"imagefolder:{root}", **more)
-    stages = noted(out)
-    for stage, table in stages.items():
-        names = [file.decode() for file in table["file"]]
-        assert [digest(root / name) for name in names] == table["sha256"].tolist()
-        sizes = [SIZE] * len(names)
-        assert table["size"].tolist() == sizes and not table["mask"].any()
-        assert stage == "few" or set(range(8)) <= set(table["sample"]) <= set(range(COUNT))
-    replace(root / "b" / "05.png")
-    with pytest.raises(ValueError, match=rf"^'b/05.png' in .*{HELD}"):
-        function(model, f"imagefolder:{root}", **more)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "part", ["SegmentationClass", pytest.param("JPEGImages", marks=pytest.mark.slow)]
-)
-def test_masks_are_noted_too(model, tmp_path, part):
-    root, out = voc(tmp_path / "in"), tmp_path / "out"
-    more = dict(untrained=1, out=out, **RUN)
-    result = ci.segment(model, f"voc:{root}", **more)
-    (entry,) = result.meta["data"]
-    assert len({entry["content"], entry["mask_content"]}) == 2
-    table = noted(out)["segment"]
-    assert sorted(table[table["mask"]]["file"])[0] == b"SegmentationClass/00.bmp"
-    mask(root / part / "03.bmp", 99) if part != "JPEGImages" else replace(root / part / "03.bmp")
-    with pytest.raises(ValueError, match=rf"^'{part}/03.bmp' in .*{HELD}"):
-        ci.segment(model, f"voc:{root}", **more)
 
 
 # --- notes ---

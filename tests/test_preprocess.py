@@ -1,4 +1,4 @@
-"""model.preprocess: pictures, paths and bytes to what the model was trained on."""
+"""model.preprocess: pictures, paths, bytes and odd files to what the model was trained on."""
 
 import warnings
 
@@ -11,6 +11,7 @@ import crate_interp as ci
 from conftest import PLAIN, make, refuses
 from crate_interp.checkpoints.hub import MODELS
 from crate_interp.models.preprocess import preprocess
+from reference import published_layout
 
 MEAN, STD = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
 
@@ -54,11 +55,6 @@ def test_pictures_paths_and_bytes_agree(model, tmp_path):
     assert model.double().preprocess(images[0]).dtype is torch.float64
 
 
-def test_floats_are_taken_as_preprocessed(model):
-    x = torch.randn(2, 3, 6, 20)
-    assert torch.equal(model.preprocess(x), x)
-
-
 def test_resize_and_crop():
     model = make(resize=6, crop=(6, 20), **PLAIN)
     wide = picture(30, 103)
@@ -80,18 +76,6 @@ def test_resize_and_crop():
     torch.testing.assert_close(
         exact.preprocess(larger)[0], torch.from_numpy(np.array(squeezed)).permute(2, 0, 1) / 255
     )
-
-
-def test_colours():
-    grey, colour = make(channels=1, mean=[0.0], std=[1.0]), make(**PLAIN)
-    image = picture()
-    torch.testing.assert_close(
-        grey.preprocess(image)[0, 0], torch.from_numpy(np.array(image.convert("L"))) / 255
-    )
-    flat = colour.preprocess(picture(mode="L"))
-    assert torch.equal(flat[0, 0], flat[0, 1]) and torch.equal(flat[0, 1], flat[0, 2])
-    assert colour.preprocess(image.convert("CMYK")).shape == (1, 3, 6, 20)
-    assert colour.preprocess(image.convert("P")).shape == (1, 3, 6, 20)
 
 
 def with_transparency():
@@ -217,12 +201,6 @@ def test_what_the_papers_say(row):
     np.testing.assert_allclose(ours[0].permute(1, 2, 0), by_hand, atol=1e-6)
 
 
-def test_what_clipa_says():
-    (first, second) = [row["config"] for row in MODELS if row["family"] == "clipa"]
-    assert first == second and (first["resize"], first["crop"]) == (224, 224)
-    assert first["mean"] == [0.485, 0.456, 0.406]  # ImageNet's, not CLIP's
-
-
 def test_pictures_may_have_their_channels_last():
     """One picture, and several, as arrays come from Pillow; at the model's size and at another."""
     model = ci.load("crate-tiny-pictures")
@@ -233,3 +211,102 @@ def test_pictures_may_have_their_channels_last():
         assert torch.equal(model.preprocess(few), wanted)
         assert torch.equal(model.preprocess(few[0]), wanted[:1])
         assert torch.equal(model.preprocess(few.transpose(0, 3, 1, 2).copy()), wanted)
+
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (23, 31, 3), np.uint8)
+
+
+def tiny(**over):
+    size = dict(d_model=12, n_layers=2, n_heads=2, image_size=16, patch_size=8, n_classes=3)
+    look = dict(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25), resize=16, crop=16)
+    return ci.HookedCrate(ci.CrateConfig(family="crate", **{**size, **look, **over})).eval()
+
+
+@pytest.fixture(scope="module")
+def small():
+    return tiny()
+
+
+def colour():
+    return Image.fromarray(PIXELS)
+
+
+def with_alpha(image):
+    return Image.merge("RGBA", [*image.split(), Image.new("L", image.size, 128)])
+
+
+TAKEN = {
+    "one-pixel.png": Image.new("RGB", (1, 1), (9, 90, 200)),
+    "strip.png": Image.new("RGB", (1, 301)),
+    "black-and-white.png": colour().convert("1"),
+    "grey.png": colour().convert("L"),
+    "grey-alpha.png": colour().convert("LA"),
+    "alpha.webp": with_alpha(colour()),
+    "palette.gif": colour().convert("P"),
+    "cmyk.jpg": colour().convert("CMYK"),
+    "cmyk.tif": colour().convert("CMYK"),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_odd_pictures_are_taken(small, name, tmp_path):
+    path = tmp_path / name
+    TAKEN[name].save(path)
+    floats = small.preprocess(path)
+    assert floats.shape == (1, 3, 16, 16) and floats.isfinite().all()
+    with Image.open(path) as image:  # not loaded yet, as users have them
+        assert torch.equal(floats, small.preprocess(image))
+    result = ci.sweep(small, f"imagefolder:{tmp_path}", probes=["sparsity"], progress=False)
+    assert len(result.layers()) > 0 and result.meta["n_samples"] == 1
+
+
+def broken(folder):
+    """Files that are no pictures a model can take, and what is to be said of them."""
+    deep = Image.fromarray(np.arange(23 * 31, dtype=np.uint16).reshape(23, 31))
+    deep.save(folder / "deep.png")
+    Image.fromarray(PIXELS[..., 0].astype(np.float32)).save(folder / "floats.tif")
+    colour().save(folder / "whole.jpg")
+    (folder / "cut.jpg").write_bytes((folder / "whole.jpg").read_bytes()[:1000])
+    (folder / "empty.png").write_bytes(b"")
+    return {
+        "deep.png": r"the image '.*deep.png' has mode 'I;16' \(more than 8 bits\): "
+        r"to divide its values by 65,535, write ci.load\(..., bits=16\)",
+        "floats.tif": "the image '.*floats.tif' has mode 'F'",
+        "cut.jpg": "cannot read the image '.*cut.jpg': image file is truncated",
+        "empty.png": "cannot read the image '.*empty.png'",
+    }
+
+
+def test_broken_pictures_are_one_clear_line(small, tmp_path):
+    (tmp_path / "all").mkdir()
+    for name, match in broken(tmp_path / "all").items():
+        (tmp_path / name).mkdir()
+        colour().save(tmp_path / name / "a.png")
+        (tmp_path / "all" / name).rename(tmp_path / name / name)
+        with pytest.raises(ValueError, match=match) as error:
+            small.preprocess(tmp_path / name / name)
+        assert "\n" not in str(error.value)
+        with pytest.raises(ValueError, match=match):
+            ci.sweep(small, f"imagefolder:{tmp_path / name}", probes=["sparsity"], progress=False)
+    with Image.open(tmp_path / "cut.jpg" / "cut.jpg") as image:
+        with pytest.raises(ValueError, match="cannot read an image: image file is truncated"):
+            small.preprocess(image)
+
+
+def test_a_guessed_grid_is_no_ground_for_other_sizes(tmp_path):
+    small = make(image_size=(4, 40), patch_size=(2, 5))  # 16 patches, taken for 4 x 4
+    weights = published_layout(small)
+    told = dict(n_heads=5, patch_size=(2, 5))
+    guessed = ci.load(weights, **told)
+    assert guessed.cfg.grid_guessed and guessed.cfg.image_size == (8, 20)
+    wide = torch.randn(2, 3, 4, 40, generator=torch.Generator().manual_seed(3))
+    with pytest.raises(ValueError, match=r"resize them.*load it with image_size=\(4, 40\)"):
+        guessed(wide)
+    guessed.save_pretrained(tmp_path / "guessed")
+    for source, more in ((weights, told), (tmp_path / "guessed", {})):
+        with pytest.raises(ci.CheckpointError, match="is no guess: give image_size"):
+            ci.load(source, interpolate_pos=True, **more)
+        right = ci.load(source, interpolate_pos=True, image_size=(4, 40), **more)
+        assert not right.cfg.grid_guessed and torch.equal(right(wide), small(wide))
+        assert "grid_guessed" not in right.cfg.to_dict()
+    assert ci.load(tmp_path / "guessed").cfg.grid_guessed

@@ -1,7 +1,6 @@
 """The probes on every family, at every half step, and with each of their options."""
 
 import math
-from functools import partial
 
 import datasets
 import numpy as np
@@ -10,19 +9,13 @@ import torch
 
 import crate_interp as ci
 import reference
-from conftest import FIXTURES, LMS, make, make_lm, refuses
+from conftest import LMS, make, make_lm, refuses
 from crate_interp.data import open_text
+from crate_interp.measures import l1_norm, sparse_rate_reduction
 from crate_interp.measures.checks import qr
 from probing import sweep, values
 from selection import few
 from texts import Words
-
-
-@pytest.fixture(scope="module")
-def mae():
-    return ci.load(
-        next((FIXTURES / "crate_mae").glob("*.pth")), n_heads=4, lambd=0.5, image_size=32
-    )
 
 
 @pytest.fixture(scope="module")
@@ -87,13 +80,6 @@ def test_positions(tokens):
     np.testing.assert_allclose(
         values(result, "sparsity.zero_fraction", 1), zeros.numpy(), rtol=1e-6
     )
-    for wrong, match in (
-        ("cls", "tokens='cls'"),
-        ([], "tokens="),
-        ([1, 1], "each once"),
-        ([True], "tokens="),
-    ):
-        refuses(match, partial(ci.probes.attention, tokens=wrong))
     for wrong, match in (([13], "from 0 to 12"), ([0, -13], "each once")):
         with pytest.raises(ValueError, match=match):
             sweep(lm, tokens, ci.probes.sparsity(tokens=wrong))
@@ -142,106 +128,6 @@ def layer_norm(z, norm):
     return z * norm.weight.detach().numpy() + norm.bias.detach().numpy()
 
 
-def test_before_and_after_are_normalised_alike(images, mae):
-    """Attention that writes nothing changes no rate, though ln1 and ln2 have other gains."""
-    model, probe = make("crate-alpha"), ci.probes.compression(norm=True)
-    silent = lambda tensor, hook: tensor * 0  # noqa: E731
-    with model.hooks([("blocks.1.hook_attn_out", silent)]):
-        result = sweep(model, images, probe)
-    for name in ("rate", "subspace_rate", "reduction"):
-        pair = [values(result, f"compression.{name}_{place}", 1) for place in ("pre", "mid")]
-        np.testing.assert_array_equal(*pair)
-    assert result.meta["statistics"]["compression.rate_mid"][3].startswith("R of LN(Z^{l+1/2})")
-    # the attention of a decoder reads hook_resid_mid through ln2
-    pictures = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    probe = ci.probes.compression(norm=True, at=("mid", "post"))
-    result = sweep(mae, pictures, probe, blocks="decoder_blocks")
-    decoder = mae.run_with_cache(pictures, mask_ratio=0.0)[1].decoder
-    for place in ("mid", "post"):
-        z = layer_norm(decoder[f"resid_{place}", 1].numpy(), mae.decoder_blocks[1].ln2)
-        wanted = [reference.coding_rate(one, 0.1) for one in z]
-        np.testing.assert_allclose(
-            values(result, f"compression.rate_{place}", 1), wanted, rtol=1e-5
-        )
-
-
-def test_options_that_cannot_be():
-    for match, given in (
-        ("eps=0.0: give a finite number above 0", dict(eps=0.0)),
-        ("at='pre': give some of pre, mid, post", dict(at="pre")),
-        ("give some of pre, mid, post", dict(at=["pre", "end"])),
-        ("basis='qr' is none of stored, orthonormal", dict(basis="qr")),
-    ):
-        refuses(match, partial(ci.probes.compression, **given))
-
-
-@pytest.mark.slow
-def test_encoder_and_decoder_of_a_masked_autoencoder(mae):
-    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    encoder, decoder = sweep(mae, images), sweep(mae, images, blocks="decoder_blocks")
-    assert encoder.meta["mask_ratio"] == 0 and encoder.meta["blocks"] == "blocks"
-    _, cache = mae.run_with_cache(images, mask_ratio=0.0)
-    for result, part in ((encoder, cache), (decoder, cache.decoder)):
-        probed = ci.probe(part)
-        pair = probed.layers()["mean"].to_numpy(), result.layers()["mean"].to_numpy()
-        np.testing.assert_allclose(*pair, rtol=1e-4, atol=1e-6)
-        z = part["resid_mid", 1].numpy()
-        np.testing.assert_allclose(
-            values(result, "compression.rate_mid", 1),
-            [reference.coding_rate(one, 0.1) for one in z],
-            rtol=1e-5,
-        )
-        u = part.model.blocks[1].attn.U.detach().numpy()
-        rates = [reference.subspace_coding_rate(one, u, 0.1).sum() for one in z]
-        np.testing.assert_allclose(
-            values(result, "compression.subspace_rate_mid", 1), rates, rtol=1e-5
-        )
-        assert {"compression", "attention", "alignment"} <= set(result.meta["probes"])
-    assert "sparsity" in encoder.meta["probes"] and "sparsity" not in decoder.meta["probes"]
-    masked = sweep(
-        mae,
-        images,
-        "compression",
-        forward=lambda m, x: m(x, noise=torch.ones(len(x), 16).cumsum(1)),
-    )
-    assert "mask_ratio" not in masked.meta
-    assert (
-        abs(
-            values(masked, "compression.rate_mid", 0) - values(encoder, "compression.rate_mid", 0)
-        ).min()
-        > 1
-    )
-    with pytest.raises(KeyError, match="the layers of decoder_blocks have no hook point"):
-        sweep(mae, images, "sparsity", blocks="decoder_blocks")
-    refuses("blocks='decoder': this HookedCrateMAE", lambda: sweep(mae, images, blocks="decoder"))
-
-
-def test_towers_of_a_clip():
-    clip = ci.load(
-        FIXTURES / "crate_alpha_clipa" / "crate_alpha_CLIPA_L14.pth", n_heads=4, text_n_heads=3
-    )
-    texts = torch.randint(0, clip.text.cfg.d_vocab, (3, clip.text.cfg.n_ctx))
-    result = sweep(clip.text, texts)
-    measured = set(result.meta["probes"])
-    assert {"compression", "sparsity", "attention"} <= measured
-    assert "alignment" not in measured  # a plain transformer has no U
-    uniform = math.log(clip.text.cfg.n_ctx)
-    assert values(result, "attention.entropy_uniform", 0) == pytest.approx(uniform)  # no mask
-    refuses("attn.hook_u", lambda: sweep(clip.text, texts, "alignment"))
-
-
-def test_zero_codes_are_counted(images):
-    model = make()
-    quiet = lambda codes, hook: codes.index_fill(1, torch.tensor([2, 5]), 0.0)  # noqa: E731
-    with model.hooks([("blocks.1.attn.hook_u", quiet)]):
-        result = sweep(model, images)
-    assert result.meta["counts"] == {
-        "compression.zero_codes": 2 * 5 * 5
-    }  # tokens x heads x samples
-    assert sweep(model, images).meta["counts"] == {"compression.zero_codes": 0}
-    assert "compression.zero_codes" not in result.samples()
-
-
 def test_text_is_cut_into_windows(monkeypatch):
     lm = make_lm("crate-lm")
     lm.tokenizer = Words()
@@ -272,14 +158,8 @@ def test_bad_text():
     for match, data in (
         ("the texts have 3 tokens, but a window", datasets.Dataset.from_dict({"text": ["1 2 3"]})),
         ("the data is empty: there is no text", []),
-        ("text 1 is 2: give only strings", ["1", 2]),
-        ("whole numbers \\[n, pos\\]", torch.zeros(3, 13)),
-        ("the data is empty", torch.zeros(0, 13, dtype=torch.long)),
         ("has no text column; its columns are", datasets.Dataset.from_dict({"picture": [1]})),
         ("cannot take text from 'nothing'", "nothing"),
-        ("embedded data='x' is none of fashion", "embedded:x"),
-        ("write hf:owner/name:split", "hf:name"),
-        ("cannot load 'hf:nobody/nothing:test'", "hf:nobody/nothing:test"),
         ("cannot take text from float", 1.5),
         ("beyond the vocabulary of 47", torch.full((1, 13), 47)),
         ("limit=0", ["1"]),
@@ -288,17 +168,60 @@ def test_bad_text():
             ci.sweep(lm, data, progress=False, limit=0 if match == "limit=0" else None)
 
 
-@pytest.mark.slow
-def test_embedded_text_is_what_the_tiny_model_has_not_seen():
-    lm = ci.load("crate-tiny-lm")
-    result = ci.sweep(lm, "embedded:held-out-text", probes="sparsity", limit=3, progress=False)
-    assert result.meta["n_samples"] == 3
-    windows = lm.windows(list(ci.data.embedded("held-out-text")["text"]))
-    assert (
-        windows.shape[1] == 128
-        and len(windows) > 300
-        and bool((windows[:, 0] == lm.tokenizer.bos_token_id).all())
-    )
-    with torch.no_grad():
-        loss = lm(windows[:64], return_type="loss").item()
-    assert 2.5 < loss < 4.2  # 3.32 over all of it, 6.95 untrained
+@pytest.fixture(scope="module")
+def measured():
+    model = make()
+    images = torch.randn(3, 3, 6, 20, generator=torch.Generator().manual_seed(1))
+    result = sweep(model, images, ci.probes.objective(eps=0.3, lambd=0.02))
+    return model, model.run_with_cache(images)[1], result
+
+
+def seen(measured, statistic, layer=1):
+    return values(measured[2], f"objective.{statistic}", layer)
+
+
+def test_the_stream_is_what_the_measure_says(measured):
+    model, cache, result = measured
+    settings = {"eps": 0.3, "lambd": 0.02, "tokens": "all"}
+    assert result.meta["probes"]["objective"]["settings"] == settings
+    for layer in range(3):
+        z, u = cache["resid_post", layer], model.blocks[layer].attn.U.detach()
+        wanted = sparse_rate_reduction(z, u, 0.3, 0.02).numpy()
+        np.testing.assert_allclose(seen(measured, "count_stream", layer), wanted, rtol=1e-5)
+        wanted = sparse_rate_reduction(z, u, 0.3, 0.02, penalty=l1_norm).numpy()
+        np.testing.assert_allclose(seen(measured, "l1_stream", layer), wanted, rtol=1e-5)
+
+
+def test_frames_against_a_slow_form(measured):
+    """Rates of the frame, the count of Z, and the sum of |Z| where Z is as long as the frame."""
+    model, cache, _ = measured
+    block = model.blocks[1]
+    u = block.attn.U.detach().double().numpy()
+    for sample, z in enumerate(cache["resid_post", 1].double().numpy()):
+        centred = z - z.mean(axis=1, keepdims=True)
+        normal = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + block.ln1.eps)
+        normal = normal * block.ln1.weight.detach().numpy() + block.ln1.bias.detach().numpy()
+        frames = {"stream": z, "read": normal, "unit": z / np.sqrt((z**2).mean())}
+        for name, shown in frames.items():
+            rates = reference.subspace_coding_rate(shown, u, 0.3).sum()
+            rates -= reference.coding_rate(shown, 0.3)
+            count = 0.02 * np.count_nonzero(z)
+            size = 0.02 * np.abs(z).sum() * np.linalg.norm(shown) / np.linalg.norm(z)
+            assert seen(measured, f"count_{name}")[sample] == pytest.approx(count + rates, rel=1e-5)
+            assert seen(measured, f"l1_{name}")[sample] == pytest.approx(size + rates, rel=1e-5)
+    assert (z == 0).any() and not (normal == 0).any()
+
+
+def test_the_unit_frame_does_not_see_the_scale_of_the_code():
+    model = make()
+    images = torch.randn(2, 3, 6, 20, generator=torch.Generator().manual_seed(2))
+    both = []
+    for scale in (1, 0.25):
+        larger = lambda z, hook, scale=scale: z * scale  # noqa: E731
+        with model.hooks([("blocks.2.hook_resid_post", larger)]):
+            both.append(sweep(model, images, "objective"))
+    for name in ("count_unit", "l1_unit"):
+        pair = [values(one, f"objective.{name}", 2) for one in both]
+        np.testing.assert_allclose(*pair, rtol=1e-5)
+    pair = [values(one, "objective.l1_stream", 2) for one in both]
+    assert (abs(pair[0] - pair[1]) > 1).all()

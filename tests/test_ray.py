@@ -1,8 +1,7 @@
-"""Ray clusters of this machine: the same bits, whoever dies. tests/on_ray.py has the scenarios."""
+"""Ray clusters of this machine, and torchrun: the same bits, whoever dies. See tests/on_ray.py."""
 
 import json
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -11,12 +10,9 @@ from pathlib import Path
 
 import pytest
 
-import crate_interp as ci
 import ray_stand_in
-from conftest import PLAIN, make
-from gathered import CHUNKS, same, table
 from selection import few
-from working import WAIT, digest, network, work
+from working import VERBS, WAIT, digest, network, work
 
 SCRIPT = Path(__file__).with_name("on_ray.py")
 SMALL = dict(n=53, chunk_size=7, controls=0, probes="sparsity")
@@ -89,30 +85,12 @@ def test_the_stand_in_gives_the_bits_of_one_process(tmp_path, monkeypatch, alone
     assert digest(result) == alone and cluster.calls == 8 and not cluster.cancelled
 
 
-def test_of_a_stream_the_rows_alone_are_sent(monkeypatch):
-    """What makes samples of them holds the model's preprocessing, and is in the work already."""
-    cluster = ray_stand_in.install(monkeypatch)
-    model, data = make(**PLAIN), table()
-    result = ci.sweep(model, data.to_iterable_dataset(), engine="ray", **CHUNKS)
-    same(result, ci.sweep(model, data, **CHUNKS))
-    ends = [(task.number, task.start, task.stop) for task in cluster.sent]
-    assert ends == [(0, 0, 7), (1, 7, 14), (2, 14, 21), (3, 21, 23)]
-    assert max(len(pickle.dumps(task)) for task in cluster.sent) < 20_000
-
-
 @pytest.mark.parametrize("dies", few([{1}, {3}, {1, 2, 3}, {5, 6, 7, 8}], 2))
 def test_what_a_worker_took_with_it_is_measured_again(monkeypatch, dies, alone):
     """dies: at which calls the worker does."""
     cluster = ray_stand_in.install(monkeypatch, dies=dies)
     assert digest(work("sweep", **SMALL, engine="ray")) == alone
     assert cluster.calls == 8 + len(dies)
-
-
-def test_a_chunk_whose_worker_always_dies(monkeypatch):
-    cluster = ray_stand_in.install(monkeypatch, dies=set(range(3, 100)))
-    with pytest.raises(ValueError, match="process of samples .* died 9 times.*batch_size"):
-        work("sweep", **SMALL, engine="ray")
-    assert cluster.cancelled == cluster.waiting
 
 
 def test_a_worker_with_other_software_is_refused(monkeypatch):
@@ -123,20 +101,31 @@ def test_a_worker_with_other_software_is_refused(monkeypatch):
         work("sweep", **SMALL, engine="ray")
 
 
-def test_an_error_of_a_chunk_comes_out_alone(monkeypatch):
-    ray_stand_in.install(monkeypatch)
-    model = network()
-
-    def fail(acts, hook):
-        raise ValueError("its own words")
-
-    model.blocks[0].hook_resid_pre.add_hook(fail)
-    with pytest.raises(ValueError, match="^its own words$") as caught:
-        work("sweep", **SMALL, model=model, engine="ray")
-    assert caught.value.__cause__ is None and caught.value.__suppress_context__
+WORKING = Path(__file__).with_name("working.py")
 
 
-def test_without_ray(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ValueError, match=r"pip install 'crate_interp\[ray\]'"):
-        work("sweep", **SMALL, engine="ray")
+def started(command, **settings):
+    """Returns what a process printed that works on the data; command: what starts the script."""
+    verb, settings = settings.pop("verb"), json.dumps(settings)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *command, WORKING, verb, settings],
+        capture_output=True, text=True, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def torchrun(processes):
+    return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize("verb", VERBS)
+def test_torchrun_gives_the_bits_of_one_process(tmp_path, verb, processes):
+    out = tmp_path / "out"
+    printed = started(torchrun(processes), verb=verb, n=600, out=str(out))
+    wanted = digest(work(verb, 600))
+    assert len(printed) == processes and set(printed) - {"None"} == {wanted}
+    assert digest(VERBS[verb][1].load(out)) == wanted

@@ -1,11 +1,12 @@
-"""Weight files: every number as it was saved, whatever lies beside it, and no code is run."""
+"""Weights and tokenizers of files: every number as it was saved, and no code is run."""
 
 import argparse
 import collections
 import os
-import pathlib
 import pickle
+import pickletools
 import re
+import shutil
 import tarfile
 import zipfile
 from pathlib import Path
@@ -13,12 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import crate_interp as ci
-from conftest import FIXTURES, fails, make
+from conftest import FIXTURES, fails, make, refuses
 from crate_interp.checkpoints import read_weights
 from crate_interp.checkpoints.read_weights import read_content, read_file
+from crate_interp.checkpoints.tokenizer_files import read_tiktoken
 from reference import published_layout
 
 PUBLISHED = sorted(path for path in FIXTURES.rglob("*") if path.suffix in (".pth", ".pt", ".tar"))
@@ -55,39 +59,6 @@ def test_every_published_file_bit_for_bit(path):
     for (name, value), (other, right) in zip(found.items(), wanted.items(), strict=True):
         assert other.removeprefix("module.").removeprefix("_orig_mod.") == name
         assert same_bytes(value, right)
-
-
-@pytest.mark.parametrize("zipped", [True, False])
-def test_what_trainers_leave_beside_weights(zipped, tmp_path):
-    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(5))
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 5, 5])
-    model(torch.randn(7, 3)).sum().backward()
-    optimizer.step()
-    numbers = [np.dtype(kind).type(1) for kind in ("f8 f4 f2 i8 i4 i2 i1 u8 u4 u2 u1 ?").split()]
-    content = {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "scheduler": schedule.state_dict(),
-        "args": argparse.Namespace(lr=0.1, name="a", sizes=[1, 2]),
-        "paths": [Path("a/b"), pathlib.PureWindowsPath("c")],
-        "numbers": numbers,
-        "best": np.float64(0.3),
-        "history": np.arange(5.0),
-        "random": np.random.default_rng(0).bit_generator.state["state"] | {"old": np.ones(3, "u4")},
-        "default": collections.defaultdict(list, {"a": [1]}),
-        "counter": collections.Counter("aab"),
-        "plain": [torch.Size([2, 3]), torch.device("cpu"), torch.float16, (1, -2, 2**40), None],
-    }
-    found = read_content(saved(content, tmp_path / "w.pth", zipped))
-    for name, value in content["model"].items():
-        assert same_bytes(found["model"][name], value), name
-    assert found["args"] == {"lr": 0.1, "name": "a", "sizes": [1, 2]}
-    assert found["paths"] == ["a/b", "c"] and found["best"] == 0.3
-    assert found["numbers"] == [1] * len(numbers) and type(found["numbers"][-1]) is bool
-    assert found["default"] == {"a": [1]} and found["counter"] == {"a": 2, "b": 1}
-    assert found["plain"] == content["plain"]
-    assert not {form for form in FORMS if form in torch.serialization.get_safe_globals()}
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -232,16 +203,6 @@ def test_the_payloads_would_work(tmp_path):
     assert list(read_content(by_hand(b"}.", tmp_path / "w.pth", False))) == []
 
 
-def test_a_refusal_names_what_was_asked_for_and_what_to_type(tmp_path):
-    path = saved({"a": torch.ones(1), "b": Stranger()}, tmp_path / "w.pth")
-    fails(
-        r"asks for [\w.]*test_read_weights.Stranger: .*weights_only=False\)\['state_dict'\]", path
-    )
-    torch.save(ALPHA, path, pickle_protocol=4)
-    with pytest.warns(UserWarning, match="protocol 4"):
-        fails("refused by torch", path)
-
-
 @pytest.mark.filterwarnings("ignore:.torch.jit")
 def test_archives_with_code(tmp_path):
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "w.pth")
@@ -305,3 +266,109 @@ def test_what_is_no_weight_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     fails("is not a readable checkpoint.* pipe", tmp_path / "pipe")
     fails("is not a readable checkpoint.* device", "/dev/zero")
+
+
+CHAT = FIXTURES / "nanochat_crate_alpha"
+GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# ------------------------------------------------------------------ tiktoken's pickles
+
+
+def packed(ranks, pattern=GPT2, specials=None, after=b""):
+    """A pickle such as nanochat writes, without tiktoken."""
+    state = {"name": "x", "pat_str": pattern, "mergeable_ranks": ranks,
+             "special_tokens": specials or {}}  # fmt: skip
+    head = b"\x80\x04\x8c\x0dtiktoken.core\x8c\x08Encoding\x93)\x81"
+    return head + pickletools.optimize(pickle.dumps(state, protocol=4))[2:-1] + b"b" + after + b"."
+
+
+def bytes_and(*more):
+    return {token: rank for rank, token in enumerate([*(bytes([b]) for b in range(256)), *more])}
+
+
+def tokens_of(piece, ranks):
+    """tiktoken's rule: the neighbours whose union has the lowest rank merge, the leftmost first."""
+    parts = [bytes([byte]) for byte in piece]
+    while pairs := [
+        (ranks[a + b], place)
+        for place, (a, b) in enumerate(zip(parts, parts[1:], strict=False))
+        if a + b in ranks
+    ]:
+        place = min(pairs)[1]
+        parts[place : place + 2] = [parts[place] + parts[place + 1]]
+    return parts
+
+
+@settings(max_examples=30)
+@given(
+    tokens=st.lists(st.text("ab", min_size=2, max_size=7), max_size=20, unique=True),
+    order=st.randoms(use_true_random=False),
+    words=st.lists(st.text("ab", min_size=1, max_size=30), min_size=1, max_size=5),
+)
+def test_a_pickle_gives_the_ids_of_tiktoken(tokens, order, words):
+    """Of any ranks, those that no training gives among them."""
+    every = [*(bytes([byte]) for byte in range(256)), *(token.encode() for token in tokens)]
+    order.shuffle(every)
+    ranks = {token: rank for rank, token in enumerate(every)}
+    read = read_tiktoken(packed(ranks, r"\s+"))
+    for word in words:
+        assert read.encode(word) == [ranks[token] for token in tokens_of(word.encode(), ranks)]
+
+
+class Touch:
+    """Unpickling it runs a shell command that makes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+def chat(folder, **files):
+    copied = shutil.copytree(CHAT, folder / "chat", dirs_exist_ok=True)
+    for name, content in files.items():
+        (copied / name.replace("__", ".")).write_bytes(content)
+    return copied
+
+
+def refused(match, folder):
+    refuses(match, lambda: ci.load(folder).to_tokens("the"), ci.CheckpointError)
+
+
+def test_pickles_that_run_code(tmp_path):
+    ran = tmp_path / "ran"
+    asked = "asks for posix.system, but only tiktoken.core.Encoding is admitted; nothing was run"
+    for protocol in range(6):
+        content = pickle.dumps(Touch(ran), protocol=protocol)
+        refused(asked, chat(tmp_path, tokenizer__pkl=content))
+    hidden = packed(bytes_and() | {Touch(ran): 256})
+    refused(asked, chat(tmp_path, tokenizer__pkl=hidden))
+    encoding = b"\x8c\x0dtiktoken.core\x8c\x08Encoding\x93"
+    call = pickle.dumps(Touch(ran), protocol=4)[2:-1]
+    for body in (
+        encoding + b"\x8c\x04evil\x85R",  # a call of the admitted class
+        encoding + b"}\x8c\x0c__setstate__Nsb",  # state for the class itself
+        encoding + b"N}\x8c\x0c__setstate__" + encoding + b"s\x86b",
+        encoding + b")\x81N}\x8c\x09__class__" + encoding + b"s\x86b",
+        encoding + b")\x81}\x8c\x05state" + call + b"sb",
+        b"Pos.system\n",
+        b"\x82\x01",
+        b"cos\nsystem\n",
+    ):
+        refused("tokenizer", chat(tmp_path, tokenizer__pkl=b"\x80\x04" + body + b"."))
+    assert not ran.exists()
+    assert read_tiktoken((CHAT / "tokenizer.pkl").read_bytes()).encode("the") == [260]
+
+
+def test_other_bad_tokenizers(tmp_path):
+    good = (CHAT / "tokenizer.pkl").read_bytes()
+    for content, match in (
+        (good.replace(b"Encoding", b"Encodinh"), "asks for tiktoken.core.Encodinh"),
+        (good[:100], "is not a tokenizer.pkl"),
+        (b"", "is not a tokenizer.pkl"),
+        (pickle.dumps({"a": 1}), "is not a tokenizer.pkl"),
+        (packed({token: 0 for token in bytes_and()}), "are not 0, 1, 2"),
+    ):
+        refused(match, chat(tmp_path, tokenizer__pkl=content))
+    (tmp_path / "chat" / "tokenizer.pkl").unlink()
+    refused("there is no tokenizer.json and no tokenizer.pkl in", tmp_path / "chat")

@@ -1,9 +1,10 @@
-"""A folder goes on only with the same probes, hooks, forward and settings of torch."""
+"""Other probes, hooks, settings and modes of torch: the same numbers, or a sentence."""
 
 import contextlib
 import functools
 import types
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import crate_interp as ci
-from conftest import make, refuses
+from conftest import make, make_lm, refuses
 from crate_interp.questions.asking import Experiment
 from crate_interp.questions.code_digest import parts_of
-from crate_interp.questions.provenance import torch_settings
 
 
 def _in_globals(value, source="def measure(x):\n    return x * factor\n"):
@@ -173,15 +173,6 @@ def test_a_finished_run_does_not_answer_for_another_probe(tmp_path):
     refuses("mine.measure.closure factor has changed", lambda: with_factor(torch.tensor(3.0)))
 
 
-def test_a_forward_of_the_callers_counts(begun, tmp_path):
-    def run(out, factor):
-        forward = lambda model, batch: model(batch * factor)  # noqa: E731
-        return ci.sweep(IMAGES, PICTURES, forward=forward, controls=0, out=out, **RUN)
-
-    begun(functools.partial(run, factor=1), tmp_path)
-    refuses("forward.closure factor has changed", lambda: run(tmp_path, 2))
-
-
 def test_a_tag_stands_for_what_cannot_be_compared(begun, tmp_path):
     def run(out, tag=None):
         measure = lambda block, acts: {"x": acts["hook_resid_pre"].mean((1, 2)) + 0 * file.fileno()}  # noqa: E731
@@ -198,16 +189,113 @@ def test_a_tag_stands_for_what_cannot_be_compared(begun, tmp_path):
     refuses("tag=.*: give a text", lambda: run(tmp_path, tag=""))
 
 
-def test_torch_settings_are_in_the_meta_and_keep_results_apart():
-    plain = ci.sweep(IMAGES, PICTURES[:2], controls=0, **RUN)
-    assert "torch_settings" not in plain.meta and torch_settings() == {}
-    with torch.autocast("cpu", torch.bfloat16):
-        other = ci.sweep(IMAGES, PICTURES[2:], controls=0, **RUN)
-    assert other.meta["torch_settings"] == {"autocast cpu": "bfloat16"}
-    refuses("differ in torch_settings", lambda: plain.merge(other))
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
+CIRCUITS = ci.circuits
+TEXTS = make_lm("nanochat-crate")
+TOKENS = torch.randint(47, (5, 7), generator=torch.Generator().manual_seed(1))
+CACHE, TEXT_CACHE = IMAGES.run_with_cache(PICTURES)[1], TEXTS.run_with_cache(TOKENS)[1]
+ONE_CACHE = TEXTS.run_with_cache(TOKENS[1:2])[1]
+FOUR = torch.rand(20, *PICTURES.shape[1:], generator=torch.Generator().manual_seed(1))
+OTHER = make(family="crate", n_classes=3, seed=1)
+SHALLOW = make(family="crate", n_layers=1)
+HEADS = {"before": torch.ones(5, 7, 7).tril() > 0}
+QUIET = {"progress": False}
+GRAPH = functools.partial(CIRCUITS.graph, IMAGES, PICTURES[:1], most=8)
+NODE = "L0A0@1"
+STATE = SimpleNamespace()
+
+
+def first_logit(logits):
+    return logits[..., 0].mean()
+
+
+# the model runs as the caller wants, and meta says so; probes measure without autocast
+NOTED = {
+    "sweep": lambda out: ci.sweep(IMAGES, PICTURES, controls=2, **RUN),
+    "probe": lambda out: ci.probe(CACHE),
+    "atoms": lambda out: ci.atoms(IMAGES, PICTURES, **RUN),
+    "segment": lambda out: ci.segment(
+        IMAGES, {"image": PICTURES, "mask": MASKS}, untrained=1, **RUN
+    ),
+    "linear_probe": lambda out: ci.linear_probe(IMAGES, (FOUR, LABELLED[1].repeat(4)), **RUN),
+}
+MEASURED = {
+    "audit": lambda out: ci.audit(
+        SHALLOW, PICTURES[:2], untrained=0, grid=False, lasso_tokens=3, **RUN
+    ),
+    "compare": lambda out: ci.compare(
+        IMAGES, OTHER, PICTURES, probes=["sparsity"], untrained=1, **RUN
+    ),
+    "surgery": lambda out: ci.surgeries.surgery(SHALLOW, LABELLED, mixes=[1.0], **RUN),
+    "atlas": lambda out: CIRCUITS.atlas(IMAGES, LABELLED, ablate=2, **RUN),
+    "ablate_heads": lambda out: CIRCUITS.ablate_heads(IMAGES, LABELLED, **RUN),
+    "atom_names": lambda out: CIRCUITS.atom_names(IMAGES, PICTURES, **RUN),
+    "graph": lambda out: GRAPH(),
+    "steer": lambda out: STATE.graph.steer({NODE: 2.0}).table,
+    "attribution_patch": lambda out: CIRCUITS.attribution_patch(
+        IMAGES, PICTURES[:1], PICTURES[1:2], first_logit, **QUIET
+    ),
+    "composition": lambda out: CIRCUITS.composition(TEXTS, TOKENS, through="data", **RUN),
+    "concentration": lambda out: CIRCUITS.concentration(TEXTS, TOKENS, k=[2], untrained=0, **RUN),
+    "evaluate": lambda out: CIRCUITS.evaluate(
+        IMAGES, [(0, 0)], PICTURES, lambda logits: logits[:, 0], random=2, subsets=2, **QUIET
+    ),
+    "head_scores": lambda out: CIRCUITS.head_scores(TEXT_CACHE, HEADS),
+    "logit_attribution": lambda out: CIRCUITS.logit_attribution(TEXT_CACHE, 0),
+    "logit_lens": lambda out: CIRCUITS.logit_lens(CACHE),
+    "path_patch": lambda out: CIRCUITS.path_patch(
+        TEXTS, TOKENS[:1], TOKENS[1:2], first_logit, receivers=[(1, 0)], **QUIET
+    ),
+    "patching": lambda out: CIRCUITS.patching.get_act_patch_resid_pre(
+        TEXTS, TOKENS[:1], ONE_CACHE, first_logit, positions=[3]
+    ),
+    "switched_off": lambda out: CIRCUITS.switched_off(IMAGES, PICTURES[0]),
+}
+
+
+@contextlib.contextmanager
+def default_float64():
+    torch.set_default_dtype(torch.float64)
     try:
-        assert torch_settings() == {"matmul precision": "medium"}
+        yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_default_dtype(torch.float32)
+
+
+def frames(result):
+    if isinstance(result, torch.Tensor):
+        result = pd.DataFrame(result.detach().reshape(len(result), -1).numpy())
+    return {"": result} if isinstance(result, pd.DataFrame) else result.tables
+
+
+def same(one, other):
+    for name, table in frames(one).items():
+        columns = [column for column in table if column != "webp"]
+        again = frames(other)[name][columns]
+        pd.testing.assert_frame_equal(again, table[columns], rtol=1e-6, check_dtype=False, obj=name)
+
+
+def test_every_circuit_is_in_the_table():
+    functions = {name for name in CIRCUITS.__all__ if name.islower()} - {"repeat_targets"}
+    assert functions <= set(MEASURED)
+
+
+@pytest.mark.parametrize("verb", [*NOTED, *MEASURED])
+def test_modes_of_torch_change_no_number_without_a_word(verb, tmp_path):
+    if verb == "steer":
+        STATE.graph = GRAPH()
+    run = functools.partial((NOTED | MEASURED)[verb], tmp_path)
+    plain = run()
+    with default_float64():
+        same(plain, run())
+    with torch.inference_mode():
+        try:
+            same(plain, run())
+        except ValueError as error:
+            assert "inference mode is on" in str(error)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = run()
+    if verb in NOTED:
+        assert cast.meta["torch_settings"] == {"autocast cpu": "bfloat16"}
+    else:
+        same(plain, cast)
+        assert "torch_settings" not in getattr(cast, "meta", {})

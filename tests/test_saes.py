@@ -1,13 +1,16 @@
-"""ci.saes.spliced: autoencoders at hook points, read and edited there, gone afterwards."""
+"""Autoencoders at hook points, read and edited there; folders of SAELens, and hostile ones."""
+
+import json
+import shutil
 
 import pytest
 import torch
-from transformer_lens import HookedRootModule
+from safetensors.torch import load_file, save_file
 
 import crate_interp as ci
-from conftest import make, make_lm
+from conftest import FIXTURES, make, refuses
 from crate_hooks import edit
-from crate_interp.models.sae import SAEConfig
+from crate_interp.models.sae import NORMALIZATIONS, SAEConfig
 
 POINT, OTHER, HEADS = "blocks.1.hook_resid_post", "blocks.0.hook_resid_post", "blocks.2.attn.hook_z"
 ACTS, ERROR = f"{POINT}.hook_sae_acts_post", f"{POINT}.hook_sae_error"
@@ -101,23 +104,6 @@ def test_edits_of_features_change_the_reconstruction_and_not_the_error(model, im
         torch.testing.assert_close(no_error, model(images), rtol=1e-4, atol=1e-4)
 
 
-def test_gradients_reach_features_and_not_the_error(model, images):
-    model, images = model.double(), images.double()
-    sae, seen = random_sae().double(), {}
-
-    def keep(tensor, hook):
-        tensor.retain_grad()
-        seen[hook.name] = tensor
-
-    with ci.saes.spliced(model, {POINT: sae}, error=True):
-        model.run_with_hooks(images, fwd_hooks=[(ACTS, keep)])[:, 3].sum().backward()
-    gradient = seen[ACTS].grad
-    leaf = seen[ACTS].detach().requires_grad_()
-    put = lambda x, hook: (x - sae(x)).detach() + sae.decode(leaf)  # noqa: E731
-    model.run_with_hooks(images, fwd_hooks=[(POINT, put)])[:, 3].sum().backward()
-    torch.testing.assert_close(gradient, leaf.grad)
-
-
 @pytest.mark.parametrize("error", [False, True])
 def test_nothing_is_left_behind(model, images, error):
     before, clean = hooks_of(model), model(images)
@@ -155,120 +141,113 @@ def test_heads_are_flattened_or_read_one_by_one(model, images):
     assert torch.equal(cache[HEADS], own)
 
 
-class FlattensItself(Identity):
-    """As SAELens' objects with hook_z reshaping do."""
-
-    hook_z_reshaping_mode = True
-
-    def encode(self, x):
-        self.d_head = x.shape[-1]
-        return super().encode(x.flatten(-2))
-
-    def decode(self, acts):
-        return super().decode(acts).unflatten(-1, (-1, self.d_head))
+LENS = FIXTURES / "sae_lens"
+KINDS = sorted(folder.name for folder in LENS.iterdir() if folder.is_dir())
 
 
-def test_one_that_flattens_by_itself_gets_heads(model, images):
-    with ci.saes.spliced(model, {HEADS: FlattensItself()}, error=True):
-        cache = model.run_with_cache(images)[1]
-    assert cache[f"{HEADS}.hook_sae_acts_post"].shape == (2, 13, 70)
-    result = ci.saes.evaluate(model, images, {HEADS: FlattensItself()}, progress=False)
-    assert result.table()["variance_explained"][0] == 1
+@pytest.mark.parametrize("kind", KINDS)
+def test_features_and_reconstructions_are_those_of_saelens(kind):
+    recorded = load_file(LENS / "recorded.safetensors")
+    sae = ci.saes.load(LENS / kind)
+    assert sae.cfg.hook_name == POINT and sae.cfg.model_name == "tiny"
+    acts = sae.encode(recorded["x"])
+    torch.testing.assert_close(acts, recorded[f"{kind}.acts"])
+    torch.testing.assert_close(sae.decode(acts, recorded["x"]), recorded[f"{kind}.recons"])
+    assert (acts > 0).any() and (acts == 0).any()
+    same = ci.load(LENS / kind, family="sae")
+    assert torch.equal(same(recorded["x"]), sae(recorded["x"]))
 
 
-def test_one_that_remembers_its_input_is_encoded_before_each_decode(model, images):
-    sae = random_sae(normalize_activations="layer_norm")
-    with ci.saes.spliced(model, {POINT: sae}, error=True):
-        assert torch.equal(model(images), model(images))
-    own = model.run_with_cache(images)[1][POINT]
-    with ci.saes.spliced(model, {POINT: sae}):
-        torch.testing.assert_close(model.run_with_cache(images)[1][POINT], sae(own))
+@pytest.mark.parametrize("kind", ["topk", "gated", "jumprelu"])
+def test_one_is_saved_and_loaded_as_ours(kind, tmp_path):
+    sae = ci.saes.load(LENS / kind)
+    again = ci.load(sae.save_pretrained(tmp_path / "own"))
+    assert again.cfg == sae.cfg
+    assert all(map(torch.equal, again.state_dict().values(), sae.state_dict().values()))
+    assert ci.saes.load(tmp_path / "own").cfg == sae.cfg
 
 
-def test_dtypes_are_cast_and_cast_back(images):
-    model = make("crate").double()
-    with ci.saes.spliced(model, {POINT: random_sae()}, error=True):
-        logits, cache = model.run_with_cache(images.double())
-    assert cache[ACTS].dtype == torch.float32 and cache[POINT].dtype == torch.float64
-    assert torch.equal(logits, model(images.double()))
+def test_a_folder_on_the_hub(hub, tmp_path):
+    files = {f"deep/er/{path.name}": path.read_bytes() for path in (LENS / "topk").iterdir()}
+    hub.repo("some/saes").commit(files)
+    sae = ci.saes.load("some/saes/deep/er", cache_dir=tmp_path)
+    assert sae.cfg == ci.saes.load(LENS / "topk").cfg
+    with pytest.raises(ci.CheckpointError, match="some/saes has no file 'other/cfg.json'"):
+        ci.saes.load("some/saes/other", cache_dir=tmp_path)
 
 
-def test_language_models_and_other_hooked_models():
-    lm = make_lm()
-    tokens = torch.randint(0, 47, (3, 9), generator=torch.Generator().manual_seed(0))
-    with ci.saes.spliced(lm, {POINT: random_sae()}, error=True):
-        assert torch.equal(lm(tokens), lm(tokens))
-        assert ACTS in lm.run_with_cache(tokens)[1]
+@pytest.fixture
+def copied(tmp_path):
+    """Copies a kind, changes its config and its tensors, and returns the folder."""
 
-    class Small(HookedRootModule):
-        def __init__(self):
-            super().__init__()
-            from transformer_lens.hook_points import HookPoint
+    def make(kind="standard", tensors=None, **changes):
+        folder = tmp_path / "sae"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(LENS / kind, folder)
+        config = json.loads((folder / "cfg.json").read_text()) | changes
+        (folder / "cfg.json").write_text(json.dumps(config))
+        if tensors is not None:
+            weights = load_file(folder / "sae_weights.safetensors")
+            kept = {name: value for name, value in (weights | tensors).items() if value is not None}
+            save_file(kept, folder / "sae_weights.safetensors")
+        return folder
 
-            self.hook_x = HookPoint()
-            self.setup()
-
-        def forward(self, x):
-            return 2 * self.hook_x(x)
-
-    x, small = torch.randn(2, 3), Small()
-    with ci.saes.spliced(small, {"hook_x": Identity()}):
-        assert torch.equal(small(x), 2 * x)
-    with pytest.raises(KeyError, match="there is no hook point 'hook_y'. Did you mean hook_x"):
-        with ci.saes.spliced(small, {"hook_y": Identity()}):
-            raise AssertionError("never reached")
+    return make
 
 
-class Wrong(Identity):
-    def __init__(self, encode=None, decode=None):
-        self.put = (encode, decode)
-
-    def encode(self, x):
-        return super().encode(x) if self.put[0] is None else self.put[0](x)
-
-    def decode(self, acts):
-        return super().decode(acts) if self.put[1] is None else self.put[1](acts)
+def refused(folder, match, **given):
+    words = refuses(match, lambda: ci.saes.load(folder, **given), ci.CheckpointError)
+    assert words.isprintable() and len(words) < 1000, words
 
 
 @pytest.mark.parametrize(
-    "sae, match",
+    "changes, match",
     [
-        (
-            random_sae(32),
-            rf"{POINT} is \[31\] wide, but the autoencoder reads 32. It was trained",
-        ),
-        (Wrong(lambda x: x[:, :2]), r"encode returned \[2, 2, 31\] at blocks.1"),
-        (Wrong(lambda x: None), "encode returned NoneType at"),
-        (Wrong(lambda x: x.long()), "encode returned Tensor at"),
-        (Wrong(None, lambda acts: acts), r"decode returned \[2, 13, 62\] at .* \[2, 13, 31\]"),
-        (Wrong(None, lambda acts: (acts, 1)), "decode returned tuple at"),
+        (dict(architecture="transcoder"), "architecture='transcoder' is not supported; expected"),
+        (dict(architecture="a\x1b[31m\nb" * 99), r"architecture='a\\x1b\[31m"),
+        (dict(normalize_activations="covariance_whitening"), "whitening' is not supported"),
+        (dict(apply_b_dec_to_input="yes"), "apply_b_dec_to_input='yes': give True or False"),
+        (dict(d_sae=-5), "its config says d_sae=-5, but the tensors make it 11"),
+        (dict(d_in="y" * 10**6), "^.{,400}the tensors make it 7.$"),
+        (dict(architecture="topk", k=12), "k=12 is more than the d_sae=11 features"),
+        (dict(architecture="jumprelu"), "keys missing .*threshold"),
+        (dict(metadata=[1]), "does not hold the config of a sparse autoencoder"),
+        (dict(metadata={"hook_name": "a\nb"}), r"hook_name='a\\nb': give a text on one line"),
+        (dict(normalize_activations="expected_average_only_in"), "give scaling_factor=F, sqrt"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_a_line(model, images, sae, match):
-    before = hooks_of(model)
-    with pytest.raises(ValueError, match=match) as caught, ci.saes.spliced(model, {POINT: sae}):
-        model(images)
-    assert "\n" not in str(caught.value) and hooks_of(model) == before
+def test_hostile_configs_are_refused_in_a_line(copied, unchecked, changes, match):
+    refused(copied(**changes), match)
 
 
-def test_wrong_heads_name_both_widths(model, images):
-    words = r"hook_z is \[5, 7\] wide, but the autoencoder reads 3"
-    with pytest.raises(ValueError, match=words):
-        with ci.saes.spliced(model, {HEADS: random_sae(3)}):
-            model(images)
+def test_factors_are_part_of_the_weights(copied):
+    x = load_file(LENS / "recorded.safetensors")["x"]
+    plain = ci.saes.load(LENS / "standard")
+    scale = torch.linspace(0.5, 2, 11)
+    folder = copied(tensors={"scaling_factor": scale}, finetuning_scaling_factor=True)
+    acts = plain.encode(x)
+    torch.testing.assert_close(ci.saes.load(folder)(x), plain.decode(acts * scale))
+    average = copied(normalize_activations="expected_average_only_in")
+    scaled = ci.saes.load(average, scaling_factor=3.0)
+    torch.testing.assert_close(scaled(x), plain(3 * x) / 3)
+    other = ci.saes.load(copied(), hook_name="blocks.0.hook_resid_pre")
+    assert other.cfg.hook_name == "blocks.0.hook_resid_pre"
 
 
-def test_wrong_arguments(model, unchecked):
-    def refused(match, saes, kind=ValueError, at=model, **more):
-        with pytest.raises(kind, match=match), ci.saes.spliced(at, saes, **more):
-            raise AssertionError("never reached")
-
-    refused("there is no hook point 'blocks.1.hook_resid_pst'. Did you mean blocks.1.hook_resid_",
-            {"blocks.1.hook_resid_pst": Identity()}, KeyError)  # fmt: skip
-    refused("fires only after model.set_use_attn_result", {"blocks.1.attn.hook_result": Identity()},
-            KeyError)  # fmt: skip
-    refused("Tensor for .* lacks encode or decode", {POINT: torch.zeros(3)})
-    refused("saes is {}: give a dictionary", {})
-    refused("saes is .*: give a dictionary", Identity())
-    refused("cannot splice into Linear", {POINT: Identity()}, at=torch.nn.Linear(2, 2))
-    refused("error='yes': give True or False", {POINT: Identity()}, error="yes")
+@pytest.mark.parametrize("normalization", NORMALIZATIONS[1:])
+def test_an_autoencoder_decodes_whatever_was_encoded_in_between(normalization, unchecked):
+    sae = ci.SparseAutoencoder(
+        SAEConfig(hook_name="hook_embed", d_in=31, d_sae=53, normalize_activations=normalization)
+    )
+    x, other = torch.randn(2, 7, 31), 5 + 3 * torch.randn(2, 7, 31)
+    acts = sae.encode(x)
+    alone = sae.decode(acts, x)
+    sae.encode(other)
+    assert torch.equal(sae.decode(acts, x), alone)
+    assert torch.equal(sae(x), alone)
+    with pytest.raises(
+        ValueError, match=r"Give the activations that were encoded, of shape \[2, 7, 31\]"
+    ):
+        sae.decode(acts)
+    with pytest.raises(ValueError, match=r"x of shape \[2, 5, 31\]"):
+        sae.decode(acts, x[:, :5])

@@ -1,4 +1,4 @@
-"""ci.segment: scores against a slow form, and what chance has."""
+"""ci.segment: scores against a slow form, what chance has, its page."""
 
 from collections import Counter
 
@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import crate_interp as ci
-from crate_interp.measures import mass_mask, random_jaccard, top_mask
+from browser import driven, looked_over, opened  # noqa: F401
+from crate_interp.measures import mass_mask, top_mask
 from crate_interp.measures.maps import centred_map
-from crate_interp.probes.segmentation_probe import Targets, random_order, segmentation
-from crate_interp.segmentation.scores import choices
+from crate_interp.probes.segmentation_probe import random_order, segmentation
 from crate_interp.stats.intervals import halves
 from segments import GRID, PATCH, SIZE, dataset, model
 from selection import few
@@ -129,64 +129,6 @@ def test_attention_on_the_object_alone_scores_one_and_beside_it_zero(scaled):
     assert away["mass_token"].abs().max() == 0 and away["mass_pixel_best"].abs().max() == 0
 
 
-def test_random_order_scores_what_random_masks_do():
-    """Every map is the same, 5 of 8 patches of an object; only the order is random."""
-    tokens = torch.tensor([[1, 1, 0, 0, 0, 0, 0, 0]], dtype=torch.bool).expand(4000, 8)
-    masks = ci.measures.pixel_mask(tokens, (2, 4), (3, 5)).to(torch.uint8)
-    pattern = torch.cat([torch.zeros(1), torch.arange(8, 0, -1) / 36]).expand(4000, 1, 9, 9)
-    acts = {
-        "attn.hook_pattern": pattern,
-        "sample": torch.arange(4000),
-        "masks": masks,
-        "other_masks": masks,
-    }
-    block = model(image_size=(6, 20), patch_size=(3, 5)).blocks[0]
-    found = segmentation().measure(block, acts)["top_token_random"].mean().item()
-    exact = sum(
-        share * hits / (7 - hits) for hits, share in ((1, 2 * 5 * 3 / 56), (2, 5 * 4 / 56))
-    )  # hypergeometric
-    assert found == pytest.approx(exact, abs=0.01)
-    assert random_jaccard(5 / 8, 2 / 8) == pytest.approx(
-        exact, abs=0.02
-    )  # the formula is for many patches
-
-
-def test_a_class_too_small_for_any_patch_has_the_one_with_most_of_it():
-    mask = torch.zeros(1, *SIZE, dtype=torch.uint8)
-    mask[0, 5, 2:4], mask[0, 0, 0], mask[0, 8:12, 5:10] = 7, 7, 9
-    targets = Targets(mask, PATCH)
-    assert targets.tokens().tolist() == [
-        [False, False, True, False, False, False],
-        [False] * 5 + [True],
-    ]
-
-
-def test_the_head_is_chosen_on_the_other_half():
-    heads = np.array(
-        [[[0.1, 0.9]], [[0.8, 0.2]], [[0.2, 0.7]], [[0.6, 0.1]], [[0.3, 0.8]]]
-    )  # [n, layer, head]
-    for first, chosen in zip(halves(5), choices(heads), strict=True):
-        for half in (first, ~first):
-            best = heads[half].mean(axis=0).argmax()
-            assert (chosen[~half] == best).all()
-    assert (choices(np.full((5, 2, 3), 0.5)) == [0, 3, 0]).all()  # of equal heads the first
-
-
-def test_the_next_image_judges_the_heads_that_the_images_own_masks_chose():
-    """Head 0 follows the picture; head 1, on the middle of all masks, is best on any other."""
-    net, data = model(), dataset(8)
-    result = ci.segment(net, data, untrained=0, progress=False)
-    rows = result.stored["head_samples"].sort_values(["sample", "layer", "head"])
-    planted = np.tile([0.8, 0.5, 0.1], 8 * 2)
-    chance = {"_other": np.tile([0.1, 0.4, 0.1], 8 * 2), "_random": np.tile([0.0, 0.3, 0.6], 8 * 2)}
-    columns = {"segmentation.mass_token": planted}
-    columns |= {f"segmentation.mass_token{name}": values for name, values in chance.items()}
-    tables = {**result.stored, "head_samples": rows.assign(**columns)}
-    found = ci.SegmentResult(tables, result.meta).overall()
-    assert (found["value"], found["other_image"], found["random"]) == pytest.approx((0.8, 0.1, 0))
-    assert (found["head_layer"], found["head"], found["chosen"]) == (0, 0, 1.0)
-
-
 def slow_rows(sweep, name, kept, chance=""):
     """Returns (way, layer) -> (values, the commonest (layer, head)) from the tables of a sweep.
 
@@ -280,31 +222,26 @@ def test_the_table_agrees_with_a_slow_one():
     assert "nan" not in str(ci.segment(net, data, untrained=0, progress=False).cells())
 
 
-def test_an_unknown_rule_is_refused():
-    result = ci.segment(model(), dataset(5), untrained=0, progress=False)
-    with pytest.raises(ValueError, match="is none of mass, top"):
-        result.layers("half")
-
-
-def test_random_orders_differ_between_samples_and_leave_no_place_alone():
-    orders = torch.stack([random_order(7, sample) for sample in range(7000)])
-    assert torch.equal(orders.sort(dim=1).values, torch.arange(7).expand(7000, 7))
-    counts = torch.stack([torch.bincount(orders[:, place], minlength=7) for place in range(7)])
-    assert ((counts - 1000).abs() < 150).all()  # five standard deviations of 29
-    assert torch.equal(random_order(7, 3), orders[3])
-
-
-def test_the_centred_map_is_a_mirror_of_itself_and_highest_in_the_middle():
-    map = centred_map((5, 7)).view(5, 7)
+def test_scores_of_every_head_are_kept_and_saved(tmp_path):
+    result = ci.sweep(model(), dataset(5, empty=(2,)), probes="segmentation", progress=False)
+    table = ci.SweepResult.load(result.save(tmp_path)).head_samples()
+    assert table.equals(result.head_samples()) and len(table) == 5 * 2 * 3
+    assert table[table["sample"] == 2].filter(like="segmentation").isna().all(axis=None)
+    for means in (
+        result.heads(),
+        result.layers(),
+    ):  # sample 1 is followed by the one without an object
+        assert (means["n"] == 4 - means["statistic"].str.contains("_other")).all()
     assert (
-        torch.equal(map, map.flip(0))
-        and torch.equal(map, map.flip(1))
-        and map.argmax() == 2 * 7 + 3
+        result.layers()["mean"].notna().all()
+        and ci.sweep(model(), dataset(3), progress=False).head_samples().empty
     )
 
 
-def test_untrained_networks_are_scored_on_every_image():
-    result = ci.segment(model(), dataset(67), untrained=2, batch_size=32, progress=False)
-    images = result.table("untrained_samples").groupby("seed")["sample"].nunique()
-    assert images.tolist() == [67, 67]
-    assert not np.isnan(result.overall()["untrained"])
+QUIET: dict = {"progress": False}
+
+
+def test_a_network_whose_attention_is_nan_is_no_score():
+    with model().hooks([("blocks.1.attn.hook_q", lambda q, hook: q * torch.nan)]) as net:
+        with pytest.raises(ValueError, match="segmentation in layer 1, samples 0 to 6: the map"):
+            ci.segment(net, dataset(), untrained=0, progress=False)

@@ -1,18 +1,21 @@
-"""Which tests a run has: every slow test is in one sixteenth, and all workers agree on it."""
+"""Which tests a run has, which may skip, and what the tests check of every call."""
 
 import ast
-import os
+import inspect
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import jaxtyping
 import pytest
-from hypothesis import settings
+import torch
+from beartype import beartype
+from jaxtyping import Float
+from torch import Tensor
 
 import chromium
-import scheduling
 import selection
+from crate_interp.measures.sparsity import l1_and_hoyer
+from shape_checks import checked
 
 NAME = Path(__file__).name
 
@@ -33,95 +36,6 @@ def test_every_slow_test_is_in_one_sixteenth(monkeypatch):
         assert all(selection.is_run(nodeid, slow=False) for nodeid in IDS)
         assert abs(len(runs[-1]) - 997 / 16) < 5 * (997 * 15 / 256) ** 0.5  # binomial
     assert sum(map(len, runs)) == 997 and set().union(*runs) == set(IDS)
-
-
-def test_none_and_all(monkeypatch):
-    assert not any(selection.is_run(nodeid, slow=True) for nodeid in IDS)
-    monkeypatch.setenv("CRATE_SLOW", "all")
-    assert all(selection.is_run(nodeid, slow=True) for nodeid in IDS)
-
-
-def test_the_sixteenth_is_the_same_in_every_process():
-    assert selection.sixteenth_of("tests/test_hostile.py::test_a") == "1"
-
-
-def test_a_tenth_of_the_oracles_is_recomputed(monkeypatch):
-    tenths = {}
-    for seed in ("2026-11-22", "2026-11-23"):
-        monkeypatch.setenv("CRATE_ORACLE_SEED", seed)
-        tenths[seed] = {nodeid for nodeid in IDS if selection.is_recomputed(nodeid)}
-        assert abs(len(tenths[seed]) - 99.7) < 5 * (997 * 9 / 100) ** 0.5
-    assert tenths["2026-11-22"] != tenths["2026-11-23"]
-
-
-@pytest.mark.parametrize("name", ["CRATE_SLOW", "CRATE_PROFILE", "CRATE_BROWSER"])
-def test_other_values_are_refused(name, monkeypatch):
-    monkeypatch.setenv(name, "half")
-    with pytest.raises(ValueError, match=f"{name}=half: give one of "):
-        selection.pytest_report_header()
-
-
-def test_the_header_gives_the_choices_back(monkeypatch):
-    monkeypatch.setenv("CRATE_ORACLE_SEED", "7")
-    monkeypatch.setenv("CRATE_SLOW", "3")
-    assert selection.pytest_report_header() == [
-        "slow tests: CRATE_SLOW=3",
-        "hypothesis: CRATE_PROFILE=quick, 25 examples",
-        "recomputed oracles: CRATE_ORACLE_SEED=7",
-        "tests of pages: CRATE_BROWSER=optional",
-    ]
-
-
-def two_workers(folder, *options, **environment):
-    """What pytest prints of the tests in a folder, in a process of its own with two workers."""
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
-    here = os.path.dirname(selection.__file__)
-    # other plugins take seconds to import
-    settings = {"PYTHONPATH": here, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment}
-    command = [sys.executable, "-m", "pytest", "-p", "xdist", "-n", "2", *options, str(folder)]
-    return subprocess.run(
-        command, capture_output=True, text=True, env=os.environ | settings, cwd=folder
-    )
-
-
-@pytest.mark.slow
-def test_a_run_deselects_and_does_not_skip(tmp_path):
-    """With two workers that must collect the same tests."""
-    hooks = "pytest_collection_modifyitems, pytest_report_header"
-    (tmp_path / "conftest.py").write_text(f"from selection import {hooks}  # noqa: F401\n")
-    body = "import pytest\n\n\n@pytest.mark.slow\n@pytest.mark.parametrize('n', range(40))\n"
-    (tmp_path / "test_a.py").write_text(f"{body}def test_slow(n):\n    pass\n")
-    done = two_workers(tmp_path, CRATE_SLOW="1")
-    count = sum(
-        selection.sixteenth_of(f"test_a.py::test_slow[{number}]") == "1" for number in range(40)
-    )
-    assert f"{count} passed" in done.stdout and "skipped" not in done.stdout, done.stdout
-    assert "slow tests: CRATE_SLOW=1" in done.stdout
-
-
-@pytest.mark.slow
-def test_a_file_whose_tests_share_something_slow_runs_on_one_worker(tmp_path):
-    hook = "from scheduling import pytest_xdist_make_scheduler  # noqa: F401\n"
-    (tmp_path / "conftest.py").write_text(hook)
-    body = "import pytest\nimport time\n\n\n@pytest.mark.parametrize('n', range(9))\n"
-    for name in ("test_pages.py", "test_a.py"):
-        (tmp_path / name).write_text(f"{body}def test_it(n):\n    time.sleep(0.01)\n")
-    done = two_workers(tmp_path, "-v", "--dist", "loadgroup")
-    ran = re.findall(r"\[(gw\d)\].*PASSED (test_\w+\.py)", done.stdout)
-    workers = {name: {worker for worker, file in ran if file == name} for _, name in ran}
-    assert len(ran) == 18, done.stdout
-    assert len(workers["test_pages.py"]) == 1
-    here = Path(selection.__file__).parent
-    assert all((here / name).exists() for name in scheduling.WHOLE)
-
-
-def test_a_missing_browser_skips_or_fails(monkeypatch):
-    monkeypatch.setattr(chromium, "NAMES", ())
-    with pytest.raises(pytest.skip.Exception, match="apt-get install chromium"):
-        chromium.require()
-    monkeypatch.setenv("CRATE_BROWSER", "required")
-    with pytest.raises(pytest.fail.Exception, match="apt-get install chromium"):
-        chromium.require()
 
 
 def names_of_tests(path):
@@ -154,6 +68,24 @@ def test_continuous_integration_asks_for_a_browser():
     assert 'export CRATE_BROWSER="${CRATE_BROWSER:-required}"' in run
 
 
-def test_hypothesis_has_the_profile():
-    assert settings.default.max_examples in selection.EXAMPLES.values()
-    assert settings.default.deadline is None
+@checked(typechecker=beartype)
+def product(
+    left: Float[Tensor, "row inner"], right: Float[Tensor, "inner col"], turned: "bool" = False
+) -> Float[Tensor, "row col"]:
+    """The result has other axes than its annotation says if it is turned."""
+    return (left @ right).T if turned else left @ right
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: product(torch.ones(2, 3), torch.ones(5, 3)),  # one name, two sizes
+        lambda: product(torch.ones(2, 3), torch.ones(3, 5), turned=True),
+        lambda: l1_and_hoyer(torch.ones(2, 3).int()),  # the package is checked
+    ],
+)
+def test_calls_are_refused(call):
+    with pytest.raises(jaxtyping.TypeCheckError):
+        call()
+    assert product(torch.ones(2, 3), torch.ones(3, 5)).shape == (2, 5)
+    assert inspect.unwrap(l1_and_hoyer) is not l1_and_hoyer

@@ -1,11 +1,18 @@
-"""The library stays small, and public signatures say what they take."""
+"""The library stays small: code, public parameters, walks, and the memory of loading."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
+import torch
 
 import crate_hooks
 import crate_interp as ci
+from conftest import FIXTURES
 from count_lines import by_room
+from published import published
 
 MOST = 60  # public parameters that may be Any
 
@@ -56,3 +63,50 @@ def test_code_tests_and_demos_are_within_their_limits():
     assert sum(room["code"] for room in rooms.values()) <= CODE, rooms
     assert lines("tests") <= TESTS
     assert lines("demos") <= DEMOS
+
+
+MEMORY = """
+import sys, torch
+import crate_interp as ci
+# not ru_maxrss, which begins at what the parent had when it forked
+def peak():
+    (line,) = (line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    return 1024 * int(line.split()[1])
+
+ci.load(sys.argv[1])
+before = peak()
+model = ci.load(sys.argv[2], n_heads=8)
+weights = sum(value.numel() * value.element_size() for value in model.parameters())
+print((peak() - before) / weights, weights / 2**20)
+"""
+SMALL = FIXTURES / "crate_lm_overcomplete" / "ckpt-crate-12l-overparam-600000.pt"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_training_dict_with_optimiser_state(zipped, tmp_path):
+    """12 bytes per weight, as the public CRATE-LM has them, and a tied embedding."""
+    weights = published("crate-lm", n_layers=8, d=512, h=8, p=64, m=4096)
+    state = {
+        key: {"exp_avg": torch.zeros_like(value) + 1, "exp_avg_sq": torch.zeros_like(value) + 2}
+        for key, value in weights.items()
+    }
+    content = {"model": {f"_orig_mod.{key}": value for key, value in weights.items()}}
+    path = tmp_path / "ckpt.pt"
+    torch.save(content | {"optimizer": state}, path, _use_new_zipfile_serialization=zipped)
+    command = [sys.executable, "-c", MEMORY, SMALL, path]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    share, size = map(float, done.stdout.split())
+    assert share < 1.3 and size > 60, done.stdout
+
+
+WALKS = {"load": (28, 108), "sweep": (67, 386), "audit": (78, 561)}  # files, functions
+
+
+def test_a_walk_stays_short():
+    script = Path(__file__).with_name("walks.py")
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    walks = {name: tuple(map(int, rest)) for name, *rest in map(str.split, run.stdout.splitlines())}
+    assert set(walks) == set(WALKS)
+    for name, (files, functions) in walks.items():
+        assert files <= WALKS[name][0] and functions <= WALKS[name][1], (name, files, functions)

@@ -1,13 +1,10 @@
 """Samples that cannot be decoded: refused with their names, or left out and listed."""
 
 from functools import partial
-from io import BytesIO
 
-import datasets
 import pandas as pd
 import pytest
 import torch
-from PIL import Image
 
 import crate_interp as ci
 from conftest import PLAIN, make, refuses
@@ -84,40 +81,6 @@ def test_a_chunk_without_a_sample_and_data_without_any(model, tmp_path):
         refuses("none of the 8 samples can be decoded. First error: ", call)
 
 
-def test_masks_that_cannot_be_decoded(model, tmp_path):
-    drawn = [Image.new("L", (20, 6), 0) for _ in range(7)]
-    for number, mask in enumerate(drawn):
-        mask.paste(1 + number % 2, (number, 0, number + 11, 6))
-    cells = [{"bytes": png(mask), "path": None} for mask in drawn]
-    cells[3] = {"bytes": b"no mask", "path": None}
-    pictures = [{"bytes": png(Image.new("RGB", (20, 6), (9 * n, 50, 90))), "path": None}
-                for n in range(7)]  # fmt: skip
-    features = datasets.Features(picture=datasets.Image(), mask=datasets.Image())
-    data = datasets.Dataset.from_dict({"picture": pictures, "mask": cells}, features=features)
-    options = CHUNKS | dict(probes="segmentation")
-    with pytest.raises(ValueError, match="the mask of sample 3.*: skip_bad=True"):
-        ci.sweep(model, data, **options)
-    result = ci.sweep(model, data, skip_bad=True, **options)
-    assert [row["sample"] for row in result.meta["skipped"]] == [3]
-    assert set(result.samples()["sample"]) == {0, 1, 2, 4, 5, 6}
-    # where masks are not read, the sample counts
-    assert ci.sweep(model, data, **CHUNKS).meta["n_samples"] == 7
-
-
-def png(image):
-    content = BytesIO()
-    image.save(content, "PNG")
-    return content.getvalue()
-
-
-def test_nan_is_refused_all_the_same(model):
-    images = torch.zeros(5, 3, 6, 20)
-    images[2, 0, 0, 0] = torch.nan
-    with pytest.raises(ValueError, match="sample 2: images hold NaN or Inf"):
-        ci.sweep(model, images, skip_bad=True, **CHUNKS)
-
-
-CLASSES = tuple("abcdefghijk")
 DRAWN = {"sample", "low", "high", "p", "excess_low", "excess_high"}  # or in the order of the data
 VERBS = {
     "linear_probe": lambda model, data, **run: ci.linear_probe(model, data, test=0.5, **run),
@@ -127,19 +90,6 @@ VERBS = {
     "atoms": ci.atoms,
     "ablate_heads": ci.ablate_heads,
 }
-
-
-def identity(model):
-    """An autoencoder that gives back what it reads."""
-
-    class Same:
-        def encode(self, x):
-            return x
-
-        def decode(self, acts):
-            return acts
-
-    return {"blocks.0.hook_resid_pre": Same()}
 
 
 @pytest.mark.parametrize("verb", few(VERBS))
@@ -168,13 +118,3 @@ def test_every_verb_leaves_them_out(model, tmp_path, verb):
     again = measure(model, f"imagefolder:{root}", skip_bad=True, workers=2, **options)
     for name in result.tables:
         pd.testing.assert_frame_equal(result.table(name), again.table(name), check_exact=True)
-
-
-def test_a_store_refuses_to_leave_samples_out(model, damaged, tmp_path):
-    with pytest.raises(ValueError, match="skip_bad=True is refused: a store holds a row"):
-        ci.store(
-            model, f"imagefolder:{damaged}", points="blocks.0.hook_resid_pre",
-            out=tmp_path / "out", skip_bad=True,
-        )  # fmt: skip
-    with pytest.raises(ValueError, match="needs a folder. Give out=DIR"):
-        ci.store(model, f"imagefolder:{damaged}", points="blocks.0.hook_resid_pre")

@@ -1,13 +1,11 @@
 """Activations on the disk: what the model computed, whole after any crash, read like a model."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 import crate_interp as ci
 from conftest import make, refuses
@@ -46,18 +44,6 @@ def test_every_row_is_what_the_model_computed(net, stored):
             cache = net.run_with_cache(DATA[first:stop], names_filter=POINTS)[1]
             for name in POINTS:
                 assert torch.equal(rows[first:stop][name], cache[name]), name
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_plain_dataloader(net, stored, workers):
-    table = stored.select_columns(["sample", LAST]).with_format("torch")
-    seen = list(DataLoader(table, batch_size=7, num_workers=workers))
-    assert [len(batch["sample"]) for batch in seen] == [7, 7, 3]
-    acts = torch.cat([batch[LAST] for batch in seen])
-    cache = net.run_with_cache(DATA, names_filter=LAST)[1]
-    torch.testing.assert_close(acts, cache[LAST], rtol=1e-5, atol=1e-6)
-    shuffled = DataLoader(table, batch_size=7, shuffle=True)
-    assert sorted(n for batch in shuffled for n in batch["sample"].tolist()) == list(range(N))
 
 
 def compared(one, two):
@@ -102,17 +88,6 @@ def test_float16_rounds_and_says_so(net, stored, tmp_path):
     refuses("the results differ in", lambda: full.merge(rounded))
 
 
-def test_labels_limits_and_parts(net, tmp_path):
-    labels = ["a", None, "b"] + ["c"] * (N - 3)
-    samples = ci.data.open_data(DATA, net.preprocess)
-    named = replace(samples, labels=labels)
-    found = ci.store(net, named, points=LAST, out=tmp_path / "a", limit=11, **QUIET)
-    assert found["label"][:] == labels[:11]
-    part = ci.data.part(named, 2, 13)
-    found = ci.store(net, part, points=[LAST], out=tmp_path / "b", **QUIET)
-    assert found["sample"][:] == list(range(2, 13)) and found["label"][:] == labels[2:13]
-
-
 @pytest.mark.parametrize("damage", ["missing", "bit", "short"])
 def test_a_damaged_file_is_refused_or_written_anew(net, stored, damage, tmp_path, capsys):
     out = shutil.copytree(folder_of(stored), tmp_path / "s")
@@ -130,16 +105,6 @@ def test_a_damaged_file_is_refused_or_written_anew(net, stored, damage, tmp_path
     assert path.read_bytes() == good and len(found) == N
 
 
-def test_other_settings_are_refused_and_start_over(net, stored, tmp_path):
-    out = shutil.copytree(folder_of(stored), tmp_path / "s")
-    with pytest.raises(ValueError, match="stored is 'float32' there and 'float16' here"):
-        ci.store(net, DATA, points=POINTS, out=out, dtype="float16", **QUIET)
-    refuses("points.blocks", lambda: ci.store(net, DATA, points=LAST, out=out, **QUIET))
-    assert len(ci.open_store(out)) == N
-    found = ci.store(net, DATA[:3], points=LAST, out=out, resume=False, **QUIET)
-    assert len(found) == 3 and len(list((out / "chunks").glob("*.arrow"))) == 1
-
-
 def test_what_is_refused(net, stored, tmp_path):
     with pytest.raises(KeyError, match="there is no hook point 'blocks.0.hook_resid_prae'. Did"):
         ci.store(net, DATA, points="blocks.0.hook_resid_prae", out=tmp_path / "x", **QUIET)
@@ -155,29 +120,3 @@ def test_what_is_refused(net, stored, tmp_path):
     refuses("of a store of activations, only", lambda: ci.audit(net, stored, progress=False))
     with pytest.raises(ValueError, match="Leave out forward="):
         ci.sweep(net, stored, forward=lambda model, batch: model(batch), **QUIET)
-
-
-def test_points_that_a_probe_lacks(net, tmp_path):
-    few = ci.store(net, DATA[:3], points=[f"blocks.{layer}.mlp.hook_post" for layer in range(3)],
-                   out=tmp_path, **QUIET)  # fmt: skip
-    assert list(ci.sweep(net, few, **QUIET).meta["probes"]) == ["sparsity"]  # what it can measure
-    with pytest.raises(KeyError, match="lacks 7 hook points that are needed"):
-        ci.sweep(net, few, probes="compression", **QUIET)
-
-
-def test_a_linear_probe_of_a_store(net, stored, tmp_path):
-    labels = [place % 2 for place in range(N)]
-    data = DATA.clone()
-    data[9] = data[4] = data[0]  # equal samples lie on one side of the split
-    options = dict(labels=labels, test=0.5, batch_size=BATCH, progress=False)
-    with pytest.raises(KeyError, match="the store lacks 2 hook points .*: blocks.1.hook_resid_pre"):
-        names = ["blocks.0.hook_resid_pre", LAST]
-        ci.linear_probe(
-            net, ci.store(net, data, points=names, out=tmp_path / "f", **QUIET), **options
-        )
-    names = [LAST, *(f"blocks.{layer}.hook_resid_pre" for layer in range(3))]
-    kept = ci.store(net, data, points=names, out=tmp_path / "s", batch_size=BATCH, progress=False)
-    one, two = (ci.linear_probe(net, given, **options) for given in (data, kept))
-    both = one.samples().drop(columns="linear.input")  # a store has no inputs
-    assert both.equals(two.samples()) and "store" in two.meta
-    assert "pixels alone" not in two.headline() and "from pixels alone" in one.headline()

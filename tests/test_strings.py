@@ -1,9 +1,10 @@
-"""Strings of files where they are shown: configs, figures, pages, tables, drawings, errors."""
+"""Strings of files and of strangers where they are shown: nothing in them can be obeyed."""
 
 import importlib
 import io
 import pkgutil
 import re
+import unicodedata
 from html.parser import HTMLParser
 
 import pandas as pd
@@ -18,12 +19,12 @@ import segments
 from chromium import opened, require
 from command import run
 from conftest import CLASSES, PLAIN, SIZES, make
-from crate_interp.core.safe_text import is_plain
+from crate_interp.core.safe_text import cell, file_name, is_plain, plain
 from crate_interp.models.sae import SAEConfig
 from crate_interp.results.result import Result, by
 from crate_interp.viz.figures.canvas import label
 from crate_interp.viz.pages.page import Html, _templates, inline_svg, render
-from texts import ANY, GOOD, HARMFUL, NO_TEXT, harmless
+from texts import ANY, HARMFUL, NO_TEXT, harmless
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -45,13 +46,6 @@ def test_a_name_that_cannot_be_shown_is_refused(value):
         with pytest.raises(ValueError, match="give a text on one line") as caught:
             make_one()
         assert is_plain(str(caught.value), 500)
-
-
-@pytest.mark.parametrize("value", GOOD)
-def test_a_name_in_any_script_is_kept(value):
-    assert config(model_name=value).model_name == value
-    labels = [value] * CLASSES
-    assert config(labels=labels).labels == tuple(labels)
 
 
 def test_labels_are_texts_without_controls():
@@ -114,20 +108,6 @@ def test_every_part_of_a_page_shows_any_text(text):
     still = _templates().from_string(PARTS).render(v="")
     assert page.count("<") - (page.count("<sup>") + page.count("<sub>")) * 2 == still.count("<")
     assert page.count('"') == still.count('"')
-
-
-@pytest.mark.slow
-def test_a_report_of_a_model_with_any_name(tmp_path):
-    """Pages, figures and tables; what the font lacks is a warning, and so an error here."""
-    name = "$\\badmacro$ 注意 می‌خواهم <script>=1+1"
-    labels = [f"{number} <b>$\\x$ 犬" for number in range(CLASSES)]
-    model = make(model_name=name, labels=labels, **PLAIN)
-    images = torch.rand(3, 3, 6, 20)
-    few = dict(probes=["sparsity"], untrained=0, progress=False)
-    page = ci.report(model, images, tmp_path / "o", **few).read_text(encoding="utf-8")
-    assert "$\\badmacro$ 注意 می‌خواهم &lt;script&gt;=1+1" in page and "<script" not in page
-    model.save_pretrained(tmp_path / "m")
-    assert ci.load(tmp_path / "m").cfg.model_name == name
 
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'><script>alert(1)</script>\u202e"
@@ -258,3 +238,53 @@ def test_a_notebook_shows_a_page_in_a_sandbox(tmp_path):
     with Image.open(tmp_path / "in.png") as shot:
         colours = shot.convert("RGB").getcolors(10**6)
     assert colours is not None and len(colours) > 100  # the heads are drawn
+
+
+@given(ANY)
+def test_what_is_shown_is_one_line_that_nothing_obeys(text):
+    shown = plain(text)
+    assert "\n" not in shown and len(shown) <= 204
+    kinds = {unicodedata.category(sign) for sign in shown if sign not in "\u200c\u200d"}
+    assert not kinds & {"Cc", "Cf", "Cs", "Zl", "Zp"}
+    shown.encode("utf-8")  # no lone surrogate
+    assert plain(shown) == shown or len(shown) > 200
+
+
+def test_plain_text_stays_and_the_rest_is_readable():
+    for text in ("crate-tiny", "naïve 注意", "می‌خواهم", "👩‍👧", "a 'b' \"c\" <d>"):
+        assert plain(text) == text and is_plain(text)
+    assert plain("a\x1b[31mred\x1b[0m") == "a\\x1b[31mred\\x1b[0m"
+    assert plain("abc\u202egnp") == "abc\\u202egnp"
+    assert plain("x\ud800y") == "x\\ud800y" and not is_plain("x\ud800y")
+    assert plain(" a\n\t b\u2028c ") == "a b c"
+    assert plain("x" * 5000) == "x" * 200 + " ..." and plain("\x1b" * 900, 8) == "\\x1b\\x1b ..."
+    assert plain(" " * 10_000 + "end") == " ..."
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", " =1", "\t=1", "\n=HYPERLINK(1)"])
+def test_a_cell_is_no_formula(text):
+    assert cell(text).startswith("'")
+
+
+@given(ANY)
+def test_every_cell(text):
+    shown = cell(text)
+    assert shown[:1] not in ("=", "+", "-", "@", "\t", "\r")
+    shown.encode("utf-8")
+
+
+def test_numbers_stay_numbers():
+    assert cell(-1.5) == -1.5 and cell(None) is None and cell("a-b") == "a-b"
+
+
+@given(ANY)
+def test_a_file_name_stays_in_its_folder(text):
+    name = file_name(text)
+    assert name and not name.startswith(".") and not {"/", "\\", "\0"} & set(name)
+    assert len(name) <= 100 and name.isascii()
+
+
+def test_an_error_is_one_plain_line():
+    error = ci.CheckpointError("key \x1b]0;owned\x07 of\n\n a\u202efile " + "x" * 5000)
+    assert str(error).startswith("key \\x1b]0;owned\\x07 of a\\u202efile xxx")
+    assert len(str(error)) <= 1504

@@ -1,4 +1,4 @@
-"""Surgery: slopes against differences, tables by hand, controls, and what is refused."""
+"""Surgery and replaced steps: slopes against differences, tables and steps by hand."""
 
 import numpy as np
 import pytest
@@ -6,9 +6,8 @@ import torch
 from scipy import stats
 
 import crate_interp as ci
-from conftest import BATCH, make, make_lm, refuses
+from conftest import BATCH, make
 from crate_interp.stats.intervals import mean_interval, paired_shares
-from crate_interp.surgeries.run import random_slopes, random_turns
 from crate_interp.surgeries.steps import any_step, replacement_hooks
 from operated import MODELS, N, inputs_of, labels_of
 from selection import few
@@ -64,18 +63,6 @@ def test_the_slope_towards_the_solution(images):
     np.testing.assert_allclose(table.query("layer == 1")["slope"], (high - low) / (2 * h), 1e-6)
 
 
-@pytest.mark.slow
-def test_added_is_the_slope_without_the_fading_of_the_own(measured):
-    """The own update fades alike under every step of attention."""
-    table = measured[3].table("samples")
-    table["fading"] = table["slope"] - table["added"]
-    wide = table.pivot(index=["sample", "layer"], columns="replacement", values="fading")
-    for name in ("neumann", "plus", "minus"):
-        np.testing.assert_allclose(wide[name], wide["gradient"], rtol=1e-9, atol=1e-12)
-    wide = table.pivot(index=["sample", "layer"], columns="replacement", values="added")
-    np.testing.assert_allclose(wide["plus"], -wide["minus"], rtol=1e-9, atol=1e-12)
-
-
 def test_answers_at_each_mix(measured):
     model, inputs, labels, result = measured
     answers, own = result.table("answers"), result.table("unchanged")
@@ -103,22 +90,6 @@ def test_answers_at_each_mix(measured):
         assert row["change"] == pytest.approx(rows["change"].mean()) and row["change"] > 0
 
 
-def test_random_turns_by_hand():
-    generator = torch.Generator().manual_seed(0)
-    gradient, change = torch.randn(2, 5, 3, 7, generator=generator, dtype=torch.float64)
-    order, signs = random_turns(any_step("plus"), 2, 7, 11, seed=4)
-    got = random_slopes(gradient, change, (order, signs))
-    for direction in range(11):
-        assert sorted(order[direction].tolist()) == list(range(7))
-        turned = signs[direction] * change[..., order[direction]]
-        assert torch.allclose(turned.norm(dim=-1), change.norm(dim=-1))  # token by token
-        assert got[direction] == pytest.approx(float((gradient * turned).sum()), rel=1e-12)
-    assert torch.equal(random_turns(any_step("minus"), 2, 7, 11, seed=4)[0], order)
-    for other in (("plus", 3, 4), ("plus", 2, 5), (3, 2, 4)):
-        again = random_turns(any_step(other[0]), other[1], 7, 11, seed=other[2])
-        assert not torch.equal(again[0], order)
-
-
 def test_the_table_by_hand(measured):
     result = measured[3]
     row = result.table().set_index(["replacement", "layer"]).loc["minus", 2]
@@ -140,104 +111,135 @@ def test_the_table_by_hand(measured):
     np.testing.assert_allclose(together, each.groupby("sample")["slope"].sum(), rtol=1e-12)
 
 
-@pytest.mark.slow
-def test_a_step_towards_the_answers_is_found():
-    """Positive control: labels to which the step moves logits most. Negative: its own answers."""
-    model = ci.load("crate-tiny-fashion")
-    images = model.preprocess(ci.data.embedded("fashion")["image"][:32])
+@pytest.fixture(scope="module", params=list(MODELS))
+def network(request):
+    return MODELS[request.param]().double()
+
+
+def sees(network, token):
+    """The tokens that a token sees in layer 1; the S of the pattern LS is a window of 6."""
+    if network.unit == "images":
+        return slice(None)
+    return slice(max(0, token - 6), token + 1) if network.cfg.window else slice(0, token + 1)
+
+
+def attention_by_hand(network, name, acts):
+    """One sample: z [pos, d_model], codes [pos, head, d_head], own [pos, d_model]."""
+    z, heads, own = acts
+    u = network.blocks[LAYER].attn.U.detach().numpy()
+    if name in ("plus", "minus"):
+        update = sum(heads[:, k] @ u[k].T for k in range(len(u))) * (1 if name == "plus" else -1)
+    else:
+        update = np.zeros_like(z)
+        for token, row in enumerate(z):
+            seen = z[sees(network, token)]
+            a = u.shape[2] / (len(seen) * EPS**2)
+            for uk in u:
+                gram, code = a * (seen @ uk).T @ (seen @ uk), a * row @ uk
+                exact = code @ np.linalg.inv(np.eye(len(gram)) + gram)
+                update[token] -= uk @ (exact if name == "gradient" else code - code @ gram)
+    return update * np.linalg.norm(own) / np.linalg.norm(update)
+
+
+@pytest.mark.parametrize("name", ["gradient", "neumann", "plus", "minus"])
+def test_attention_steps_by_hand(network, name):
+    inputs = inputs_of(network, BATCH)
     with torch.no_grad():
-        own = model(images)
-        with ci.surgeries.replaced(model, attention="minus"):
-            moved = model(images) - own
-    for labels, found in ((moved.argmax(-1), True), (own.argmax(-1), False)):
-        result = ci.surgery(
-            model,
-            images,
-            labels=labels.tolist(),
-            replacements=["minus"],
-            mixes=(0.1,),
-            progress=False,
-        )
-        row = result.table().query("layer == -1").iloc[0]
-        assert row["falls"] == row["better"] == found
-        assert (result.table("mixes").query("layer == -1").iloc[0]["loss_high"] < 0) == found
+        _, own = network.run_with_cache(inputs)
+        with ci.surgeries.replaced(network, attention=name, layers=[LAYER], mix=0.3, eps=EPS):
+            _, cache = network.run_with_cache(inputs)
+    points = [f"blocks.{LAYER}.{p}" for p in ("hook_resid_pre", "attn.hook_z", "hook_attn_out")]
+    for index in range(BATCH):
+        acts = [own[point][index].numpy() for point in points]
+        wanted = 0.7 * acts[2] + 0.3 * attention_by_hand(network, name, acts)
+        got = cache["attn_out", LAYER][index].numpy()
+        assert abs(got - wanted).max() < 1e-9 * abs(wanted).max()
+    assert torch.equal(cache["attn_out", 0], own["attn_out", 0])
+    assert not torch.allclose(cache["attn_out", 2], own["attn_out", 2])
 
 
-def test_another_seed_turns_the_random_steps_alone(images):
-    options = dict(labels=[3, 7], mixes=(), replacements=["plus", 2], **QUIET)
-    one, other = (ci.surgery(make(), images, seed=seed, **options) for seed in (0, 1))
-    assert other.table("samples").equals(one.table("samples"))
-    assert not other.table("random").equals(one.table("random"))
-    assert len(one.table("mixes")) == 0 and "1 " not in one.headline()[:3]
+@pytest.mark.parametrize("what", [1, 3, "solution"])
+def test_sparse_steps_by_hand(network, what):
+    inputs = inputs_of(network, BATCH)
+    with torch.no_grad():
+        _, own = network.run_with_cache(inputs)
+        with ci.surgeries.replaced(network, sparse=what, layers=[LAYER], mix=0.25):
+            _, cache = network.run_with_cache(inputs)
+    cfg, step = network.cfg, network.blocks[LAYER].mlp
+    d = step.D.detach().numpy()
+    learned = hasattr(step, "threshold")  # a step of size 1, a penalty for each atom
+    eta, lambd = (1.0, step.threshold.detach().numpy()) if learned else (cfg.eta, cfg.lambd)
+    for index in range(BATCH):
+        y = own[f"blocks.{LAYER}.ln2.hook_normalized"][index].numpy()
+        if what == "solution":
+            wanted = _coordinates(d, y, lambd)
+        else:
+            wanted = y if cfg.family == "crate" else np.zeros((len(y), d.shape[1]))
+            for _ in range(what):
+                wanted = np.maximum(wanted - eta * ((wanted @ d.T - y) @ d) - eta * lambd, 0)
+        wanted = 0.75 * own["post", LAYER][index].numpy() + 0.25 * wanted
+        got = cache["post", LAYER][index].numpy()
+        if what != "solution":
+            assert abs(got - wanted).max() < 1e-9 * abs(wanted).max()
+        elif d.shape[0] == d.shape[1]:  # of a wide dictionary the solution is not unique
+            assert np.linalg.norm(got - wanted) < 2e-3 * np.linalg.norm(wanted)
+        else:
+            z = (got - 0.75 * own["post", LAYER][index].numpy()) / 0.25
+            best = (wanted - 0.75 * own["post", LAYER][index].numpy()) / 0.25
+            assert _objective(z, y, d, lambd) < _objective(best, y, d, lambd) * (1 + 1e-3)
+            assert z.min() > -1e-12
 
 
-def test_names_of_classes_are_labels(images):
-    model = make(labels=[f"kind {k}" for k in range(11)])
-    options = dict(replacements=["plus"], mixes=(), **QUIET)
-    numbers = ci.surgery(model, images, labels=[3, 7], **options)
-    names = ci.surgery(model, images, labels=["kind 3", "kind 7"], **options)
-    assert names.table().equals(numbers.table())
+def _coordinates(d, y, lambd, rounds=100):
+    """Lassos solved one coordinate at a time."""
+    z, rest, squares = np.zeros((len(y), d.shape[1])), y.copy(), (d**2).sum(axis=0)
+    lambd = np.broadcast_to(lambd, d.shape[1])
+    for _ in range(rounds):
+        for j in range(d.shape[1]):
+            new = np.maximum(z[:, j] + (rest @ d[:, j] - lambd[j]) / squares[j], 0)
+            rest += np.outer(z[:, j] - new, d[:, j])
+            z[:, j] = new
+    return z
 
 
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    "given, match",
-    [
-        (dict(replacements=["gradeint"]), "replacement='gradeint' is none of .*Did you mean grad"),
-        (dict(replacements=[0]), "give a whole number of at least 1"),
-        (dict(replacements="plus"), "give a list such as"),
-        (dict(replacements=[]), "give a list such as"),
-        (dict(replacements=[2.5]), "is none of gradient"),
-        (dict(mixes=(0.1, 1.5)), "mix=1.5: give a number from 0"),
-        (dict(mixes=0.5), "mixes=0.5: give a list of numbers"),
-        (dict(mixes=(float("nan"),)), "mix=nan"),
-        (dict(directions=1), "directions=1: give a whole number of at least 2"),
-        (dict(eps=0), "eps=0: give a finite number above 0"),
-        (dict(seed=-1), "seed=-1"),
-        (dict(batch_size=0), "batch_size=0"),
-        (dict(limit=0), "limit=0"),
-        (dict(labels=None), "labels are missing"),
-        (dict(labels=[3]), "there are 1 labels for 2 samples"),
-        (dict(labels=[3, 11]), "the label 11 of sample .* is not one class of the model: give"),
-        (dict(labels=[3, -1]), "the label -1"),
-        (dict(labels=[3, None]), "labels are missing"),
-        (dict(labels=[3, True]), "the label True"),
-        (dict(labels=[3, "cat"]), "the label 'cat'"),
-    ],
-)
-def test_what_surgery_refuses(images, given, match):
-    with pytest.raises(ValueError, match=match):
-        ci.surgery(make(), images, **{"labels": [3, 7], "progress": False} | given)
+def _objective(z, y, d, lambd):
+    return 0.5 * ((y - z @ d.T) ** 2).sum() + (lambd * abs(z)).sum()
 
 
-def test_models_that_have_no_such_step(images):
-    plain, lm = make_lm("gpt-baseline"), make_lm("nanochat-crate")
-    tokens = inputs_of(plain, BATCH)
-    refuses("layer 0 cannot take 'gradient'", lambda: ci.surgery(plain, tokens, progress=False))
-    with pytest.raises(ValueError, match="layer 0 cannot take '2 steps': some learned thresholds"):
-        with ci.surgeries.replaced(lm, sparse=2):
-            raise AssertionError
-    fit = ci.surgery(lm, tokens, mixes=(), progress=False)  # what does not fit is left out
-    assert fit.meta["settings"]["replacements"] == ["gradient", "neumann", "plus", "minus"]
-    with pytest.raises(ValueError, match="scored on its next tokens: give no labels"):
-        ci.surgery(lm, tokens, labels=[1, 2], progress=False)
+def test_no_token_learns_what_follows():
+    lm = MODELS["windowed"]().double()
+    inputs = inputs_of(lm, BATCH)
+    other = inputs.clone()
+    other[:, -1] = (other[:, -1] + 1) % 47
+    for name in ("gradient", "neumann", "plus"):
+        with torch.no_grad(), ci.surgeries.replaced(lm, attention=name, layers=[0]):
+            here, there = (lm.run_with_cache(x)[1]["attn_out", 0] for x in (inputs, other))
+        # a sample's length is that of the whole window: the direction of a token cannot change
+        here, there = (x[:, :-1] / x[:, :1].norm(dim=-1, keepdim=True) for x in (here, there))
+        torch.testing.assert_close(here, there, rtol=1e-10, atol=1e-12)
 
 
-def test_models_without_answers(images):
-    size = dict(d_model=30, n_layers=2, n_heads=5, image_size=(6, 20), patch_size=(2, 5))
-    text = dict(d_embed=8, text_d_model=12, text_n_layers=1, text_n_heads=2, n_ctx=5, d_vocab=11)
-    mae = ci.HookedCrateMAE(ci.CrateConfig(family="crate-mae", decoder_n_heads=5, **size)).eval()
-    clip = ci.HookedCrateCLIP(ci.CrateConfig(family="clipa", **size, **text)).eval()
-    for model in (mae, clip.visual):
-        with pytest.raises(ValueError, match="has no logits, which surgery needs"):
-            ci.surgery(model, images, labels=[1, 2], progress=False)
-        with torch.no_grad(), ci.surgeries.replaced(model, attention="gradient", sparse=2):
-            model.full_forward(images)
-    refuses("a CLIP is two models", lambda: ci.surgery(clip, images, progress=False))
+@pytest.mark.parametrize("family, variant, own", [("crate", "c", "plus"), ("crate", "n", "minus")])
+def test_a_layer_that_takes_the_step_already_does_not_change(family, variant, own, images):
+    network = make(family, variant=variant)
+    count = network.blocks[0].mlp.lasso().count
+    with torch.no_grad():
+        logits = network(images)
+        with ci.surgeries.replaced(network, attention=own, sparse=count):
+            torch.testing.assert_close(network(images), logits, rtol=1e-4, atol=1e-5)
+    table = ci.surgery(
+        network, images, labels=[3, 7], replacements=[own], mixes=(), progress=False
+    ).table()
+    assert abs(table["slope"]).max() < 1e-5 and abs(table["random"]).max() < 1e-5
 
 
-def test_a_step_that_is_not_finite_is_named(images):
-    model = make()
-    model.blocks[1].mlp.D.data *= 1e8
-    with pytest.raises(ValueError, match="'9 steps' in layer 1, samples 0 to 1 is not finite"):
-        ci.surgery(model, images, labels=[3, 7], replacements=[9], progress=False)
+def test_nothing_changes_at_mix_0_and_nothing_stays_behind(images):
+    network = make("crate-alpha")
+    with torch.no_grad():
+        logits = network(images)
+        with ci.surgeries.replaced(network, attention="neumann", sparse=3, mix=0.0) as same:
+            assert same is network and torch.equal(network(images), logits)
+        with pytest.raises(KeyError), ci.surgeries.replaced(network, attention="plus"):
+            raise KeyError
+        assert torch.equal(network(images), logits)
+    assert not any(point.fwd_hooks for point in network.hook_dict.values())

@@ -1,16 +1,17 @@
-"""Probes and sweeps: every number against a direct computation, tables, provenance, refusals."""
+"""Probes and sweeps: every number against a direct computation, provenance, refusals."""
 
 import dataclasses
-from importlib.metadata import version
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy import stats
 
 import crate_interp as ci
 import reference
-from conftest import D_HEAD, HEADS, LAYERS, leftover_hooks, make, refuses
+from conftest import D_HEAD, LAYERS, make, refuses
+from crate_interp.sweeps.layer_curves import curve
 from probing import values
 
 N = 7
@@ -146,132 +147,6 @@ def test_sparsity_attention_and_alignment_numbers(model, data, result):
         )
 
 
-def test_tables(result):
-    samples, layers, heads = result.samples(), result.layers(), result.heads()
-    assert list(samples.columns[:3]) == ["sample", "label", "layer"] and len(samples) == N * (
-        LAYERS + 1
-    )
-    assert list(layers.columns) == ["probe", "statistic", "layer", "mean", "std", "n", "over"]
-    assert list(heads.columns) == ["probe", "statistic", "layer", "head", "mean", "std", "n"]
-    per_sample = samples[samples["layer"] == 1]["sparsity.hoyer"]
-    row = cell(layers, "sparsity.hoyer", 1).iloc[0]
-    assert row["mean"] == pytest.approx(per_sample.mean()) and row["std"] == pytest.approx(
-        per_sample.std()
-    )
-    assert row["n"] == N and cell(heads, "attention.entropy", 2, head=4)["n"] == N
-    batch_statistics = {name for name in samples.columns[3:]}
-    per_head = {f"{r.probe}.{r.statistic}" for r in heads.itertuples()}
-    weights = {f"alignment.{name}" for name in ("completeness", "dictionary_defect")}
-    weights |= {"alignment.dictionary_shape"}
-    assert batch_statistics | per_head | weights == set(result.meta["statistics"])
-    over = {kind: layers[layers["over"] == kind] for kind in ("samples", "heads")}
-    named = {
-        kind: {f"{r.probe}.{r.statistic}" for r in table.itertuples()}
-        for kind, table in over.items()
-    }
-    assert named == {"samples": batch_statistics | weights, "heads": per_head}
-    pd.testing.assert_frame_equal(
-        over["samples"].drop(columns="over"), result.table("layers"), check_dtype=False
-    )
-    of_heads = cell(over["heads"], "attention.entropy", 2).iloc[0]
-    each = cell(heads, "attention.entropy", 2)["mean"]
-    assert of_heads["mean"] == pytest.approx(each.mean()) and of_heads["n"] == N
-
-
-def test_single_sample_has_no_std(model, data):
-    result = ci.sweep(model, data[:1], progress=False)
-    assert result.layers()["std"].isna().all() and result.heads()["std"].isna().all()
-
-
-def test_provenance(model, data, result):
-    meta = result.meta
-    (data_range,) = meta["data"]
-    assert data_range["fingerprint"].startswith("tensor:sha256:")
-    assert (data_range["start"], data_range["stop"]) == (0, N)
-    assert meta["n_samples"] == N and meta["seconds"] > 0
-    assert meta["dtype"] == "float32" and meta["versions"]["torch"] == version("torch")
-    stated = {"eps": 0.1, "at": ["pre", "mid"], "norm": False, "tokens": "all", "basis": "stored"}
-    assert meta["probes"]["compression"]["settings"] == stated and meta["blocks"] == "blocks"
-    digest = meta["model_digest"]
-    assert ci.sweep(model, data[:2], progress=False).meta["model_digest"] == digest
-    model.blocks[1].mlp.D.data[0, 0] += 1e-3
-    assert ci.sweep(model, data[:2], progress=False).meta["model_digest"] != digest
-
-
-def test_a_users_own_probe(model, data):
-    def measure(block, acts):
-        return {
-            "size": acts["hook_attn_out"].norm(dim=(1, 2)),
-            "codes": acts["attn.hook_u"].norm(dim=(1, 3)),
-        }
-
-    words = {
-        "size": ("units", 0.0, None, "how far"),
-        "codes": ("units", 0.0, None, "how far a head"),
-    }
-    own = ci.Probe(
-        name="own", points=("hook_attn_out", "attn.hook_u"), measure=measure, statistics=words
-    )
-    weights = ci.Probe(
-        name="atoms",
-        points=(),
-        statistics={"norm": ("", 0.0, None, "x"), "head": ("", 0.0, None, "y")},
-        measure=lambda block, acts: {
-            "norm": block.mlp.D.norm(),
-            "head": block.attn.U.norm(dim=(1, 2)),
-        },
-    )
-    result = ci.sweep(model, data, probes=[own, weights], batch_size=2, progress=False)
-    (cache,) = caches(model, data, N)
-    np.testing.assert_allclose(
-        values(result, "own.size", 2), cache["attn_out", 2].norm(dim=(1, 2)), rtol=1e-5
-    )
-    expected = cache["u", 2, "attn"].norm(dim=(1, 3)).mean(0)
-    np.testing.assert_allclose(cell(result.heads(), "own.codes", 2)["mean"], expected, rtol=1e-5)
-    assert cell(result.layers(), "atoms.norm", 0).iloc[0]["mean"] == pytest.approx(
-        model.blocks[0].mlp.D.norm().item()
-    )
-    assert len(cell(result.heads(), "atoms.head", 0)) == HEADS
-    only = ci.sweep(model, data, probes=weights, progress=False)
-    assert len(only.table("layers")) == LAYERS and len(only.layers()) == 2 * LAYERS
-    assert (
-        ci.probe(cache, [own, weights])
-        .layers()
-        .equals(ci.sweep(model, data, probes=[own, weights], progress=False).layers())
-    )
-
-
-def test_probes_that_answer_wrongly(model, data):
-    def probe(answer):
-        return ci.Probe(
-            name="p",
-            points=("hook_resid_pre",),
-            measure=lambda block, acts: answer(acts["hook_resid_pre"]),
-            statistics={"a": ("", None, None, "x")},
-        )
-
-    def fails(match, answer):
-        with pytest.raises(ValueError, match=match):
-            ci.sweep(model, data, probes=probe(answer), controls=0, progress=False)
-        assert leftover_hooks(model) == []
-
-    fails("returned 'b', which is none of a", lambda z: {"b": z.mean((1, 2))})
-    fails(
-        r"p.a must be a tensor \[batch\] or \[batch, head\] with batch=7, got shape \[13, 7\]",
-        lambda z: {"a": z.mean(2).T},
-    )
-    fails(r"p.a must be .*, got float", lambda z: {"a": 3.0})
-    nan, inf = float("nan"), float("inf")
-    fails("p.a is NaN or Inf in layer 0", lambda z: {"a": torch.tensor([0, nan, 0, 0, inf, 0, 0])})
-    for bad, match in (
-        (dict(name="a.b"), "without dots"),
-        (dict(points="hook_u"), "names inside a block"),
-        (dict(statistics={}), "has no statistics"),
-    ):
-        with pytest.raises(ValueError, match=match):
-            dataclasses.replace(probe(lambda z: {}), **bad)
-
-
 def test_refusals(model, data):
     def fails(match, *args, error=ValueError, **kwargs):
         refuses(match, lambda: ci.sweep(*args, progress=False, **kwargs), error)
@@ -288,23 +163,6 @@ def test_refusals(model, data):
     fails("sample 4: images hold NaN or Inf", model, bad)
     model.blocks[1].ln1.weight.data[2] = float("nan")
     fails(r"the weights hold NaN or Inf \(blocks.1.ln1.weight\)", model, data)
-
-
-def test_refusals_of_a_cache(model, data):
-    _, cache = model.run_with_cache(data[:1], remove_batch_dim=True)
-    refuses("the cache has no batch axis", lambda: ci.probe(cache))
-    _, cache = model.run_with_cache(
-        data, names_filter=ci.hooks.every_layer(model, ci.hooks.PATTERN)
-    )
-    refuses("the cache lacks 'blocks.0.hook_resid_pre'", lambda: ci.probe(cache), KeyError)
-    assert len(ci.probe(cache, "attention").heads()) == 7 * LAYERS * HEADS
-
-
-def test_hooks_on_the_model_act_and_stay(model, data):
-    zero = lambda tensor, hook: torch.zeros_like(tensor)  # noqa: E731
-    with model.hooks(fwd_hooks=[("blocks.1.attn.hook_z", zero)]):
-        ci.sweep(model, data, progress=False)
-        assert leftover_hooks(model) == ["blocks.1.attn.hook_z"]
 
 
 def test_the_model_runs_in_bfloat16_and_probes_measure_in_float32(data, tmp_path):
@@ -328,3 +186,37 @@ def test_the_model_runs_in_bfloat16_and_probes_measure_in_float32(data, tmp_path
     ci.sweep(own, data, precision="bfloat16", out=tmp_path, progress=False)
     refuses("precision", lambda: ci.sweep(own, data, out=tmp_path, progress=False))
     refuses("precision='float8'", lambda: swept(precision="float8"))
+
+
+def test_the_mean_over_heads_has_the_deviation_of_a_mean(model, data, tmp_path):
+    kept = dataclasses.replace(ci.probes.attention(), per_head=("entropy", "entropy_cls"))
+    whole = ci.sweep(model, data, probes=kept, progress=False, controls=0)
+    samples = ci.data.open_data(data, model.preprocess)
+    parts = [
+        ci.sweep(model, ci.data.part(samples, *ends), probes=kept, progress=False, controls=0)
+        for ends in ((0, 2), (2, N))
+    ]
+    for result in (whole, parts[0].merge(parts[1])):
+        for name in ("entropy", "entropy_cls"):
+            each = result.head_samples().groupby(["layer", "sample"])[f"attention.{name}"].mean()
+            by_hand = each.groupby("layer").agg(["mean", "std"])
+            rows = result.layers().query("statistic == @name and over == 'heads'")
+            np.testing.assert_allclose(rows[["mean", "std"]], by_hand, rtol=1e-5)
+            assert (rows["n"] == N).all()
+            drawn = curve(result, f"attention.{name}")
+            half = stats.t.ppf(0.975, N - 1) * by_hand["std"] / np.sqrt(N)
+            np.testing.assert_allclose((drawn.high - drawn.low) / 2, half, rtol=1e-4)
+
+
+def test_cls_that_looks_at_itself_alone_divides_nothing_among_patches(model):
+    """And a whole of a millionth is divided as one of a half."""
+    left = torch.tensor([0.0, 1e-6, 0.5])
+    shares = torch.tensor([0.7, 0.2, 0.1]) * left[:, None]
+    rows = torch.cat([1 - left[:, None], shares], dim=1)  # [sample, key]
+    pattern = rows[:, None, None].expand(-1, 5, 4, -1)  # [sample, head, query, key]
+    found = ci.probes.attention().measure(model.blocks[0], {"attn.hook_pattern": pattern})
+    found = found["entropy_patches"][:, 0]
+    even = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
+    wanted = -(even * even.log()).sum()
+    np.testing.assert_allclose(found, [0.0, wanted, wanted], rtol=1e-6)
+    assert found.dtype == torch.float64

@@ -1,20 +1,24 @@
-"""Weight files as trainers write them: the bits of the plain file, or one sentence of refusal."""
+"""Weight files as trainers write them: the bits of the plain file, or one sentence."""
 
 import argparse
 import json
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 
 import crate_interp as ci
 from conftest import HEADS, make, make_lm, refuses
-from crate_interp.checkpoints.state_dicts import LeftOutWarning
-from published import published
+from conftest import fails as refused_with
+from crate_interp.checkpoints.state_dicts import LeftOutWarning, rename_function
+from neighbours import ids, make_clip, make_mae, pictures
 from reference import published_layout
+from selection import few
 
 GIVEN = {"n_heads": HEADS, "patch_size": (2, 5), "image_size": (6, 20)}
 MODEL, OTHER = make(n_layers=2), make(n_layers=2, seed=1)
@@ -98,31 +102,7 @@ def test_one_level_down(key, tmp_path):
     loads(beside | {key: WEIGHTS}, tmp_path, flat=False)
 
 
-def test_other_layouts_and_names_of_our_own(tmp_path):
-    alpha, lm = make("crate-alpha", n_layers=2), make_lm("crate-lm")
-    given = {name: GIVEN[name] for name in ("n_heads", "image_size")}
-    wrapped = under("net.", inside("_orig_mod", published_layout(alpha)))
-    torch.save({"weights": wrapped, "args": argparse.Namespace(n_head=7)}, tmp_path / "a.pth")
-    same(ci.load(tmp_path / "a.pth", **given), alpha)
-    own = {f"module.lm.{key}": value for key, value in lm.state_dict().items()}
-    torch.save({"module": own | {"module.n_averaged": torch.tensor(3)}}, tmp_path / "b.pth")
-    with pytest.warns(LeftOutWarning, match="outside the model are left out: n_averaged"):
-        same(ci.load(tmp_path / "b.pth", config=lm.cfg), lm)
-
-
 # ------------------------------------------------------------------ what is no part of the model
-
-
-def test_counters_and_losses_are_named(tmp_path):
-    counters = {"n_averaged": torch.tensor(3), "acc.tp": torch.ones(5).int()}
-    named = "integer tensors that are no weights are left out: "
-    loads(WEIGHTS | counters, tmp_path, named)
-    with pytest.warns(LeftOutWarning, match="n_averaged, acc.tp.$"):
-        ci.load(WEIGHTS | counters, **GIVEN)
-    loss = {f"{word}.weight": torch.ones(3) for word in ("criterion", "loss_fn", "aux_loss")}
-    loads(WEIGHTS | loss, tmp_path, "tensors of a loss are left out: ")
-    with pytest.warns(LeftOutWarning, match="criterion.weight, loss_fn.weight, aux_loss.weight.$"):
-        ci.load(WEIGHTS | loss, **GIVEN)
 
 
 def test_strictness_stays(tmp_path):
@@ -149,11 +129,6 @@ def test_averaged_weights_beside_plain_ones(key, tmp_path):
     alone = under(key, AVERAGED) if prefix else {key: AVERAGED}
     named = f"the averaged weights under '{key.rstrip('.')}' are taken: there are no others."
     loads(alone, tmp_path, named, model=OTHER, flat=prefix)
-
-
-def test_weights_is_checked(tmp_path):
-    fails("holds no averaged weights: leave out weights='ema'", WEIGHTS, weights="ema")
-    fails("weights='emma' is none of ema. Did you mean ema", WEIGHTS, weights="emma")
 
 
 def test_two_sets_of_equal_standing_are_refused(tmp_path):
@@ -204,12 +179,202 @@ def test_sharded_folders(suffix, tmp_path):
     fails(f"{name} is not a readable checkpoint", folder)
 
 
-def test_what_a_training_dict_says(tmp_path):
-    gpt = published("gpt-baseline", h=4, p=8, d=32, m=128)
-    said = dict(n_layer=2, n_head=4, n_embd=32, block_size=13, bias=True, vocab_size=47)
-    whole = {"model": gpt, "model_args": said}
-    assert ci.load(whole).cfg.n_heads == 4  # in memory as on disk
-    refuses("n_heads=8 contradicts the", lambda: ci.load(whole, n_heads=8), ci.CheckpointError)
-    bare = {key: value for key, value in gpt.items() if not key.endswith("bias")}
-    with pytest.raises(ci.CheckpointError, match="bias=True contradicts the tensors"):
-        ci.load({"model": bare, "model_args": said})
+@pytest.fixture
+def fork():
+    model = make()
+    weights = {fork_of(key): value for key, value in published_layout(model).items()}
+    return model, weights | {"extra.counter": torch.zeros(3).long()}
+
+
+def fork_of(key):
+    return f"net.{key.replace('transformer', 'encoder')}"
+
+
+def back(key):
+    if key.startswith("extra."):
+        return None
+    return key.removeprefix("net.").replace("encoder", "transformer")
+
+
+def test_a_fork_loads(fork, tmp_path):
+    model, weights = fork
+    images = torch.randn(2, 3, 6, 20, generator=torch.Generator().manual_seed(0))
+    torch.save(weights, tmp_path / "fork.pth")
+    for source in (weights, tmp_path / "fork.pth"):
+        with pytest.raises(ci.CheckpointError, match=r"nearest here: net\.encoder\.layers\.0"):
+            ci.load(source, **GIVEN)
+        assert torch.equal(ci.load(source, rename=back, **GIVEN)(images), model(images))
+
+
+def test_it_is_strict(fork):
+    _, weights = fork
+    weights["extra.counter"] = torch.zeros(3)
+    with pytest.raises(ci.CheckpointError, match=r"keys not used \(1\): extra.counter"):
+        ci.load(weights, rename=lambda key: back(key) or key, **GIVEN)
+    with pytest.raises(ci.CheckpointError, match="rename leaves out every tensor of the"):
+        ci.load(weights, rename=lambda key: None, **GIVEN)
+    with pytest.raises(ci.CheckpointError, match=r"'.*' and '.*' get the same name, 'x'"):
+        ci.load(weights, rename=lambda key: "x", **GIVEN)
+    for option in ({"rename": back}, {"weights": "ema"}):
+        with pytest.raises(ci.CheckpointError, match="has no meaning for a saved model"):
+            ci.load("crate-tiny-fashion", **option)
+
+
+def test_a_text_as_in_sed(fork, tmp_path):
+    """A key of which nothing remains is left out."""
+    model, weights = fork
+    for text in ("s/extra.*|encoder/transformer/", "s,encoder,transformer,g"):
+        kept = {key: value for key, value in weights.items() if "extra" not in key}
+        loaded = ci.load(kept, rename=text, **GIVEN)
+        assert torch.equal(loaded.pos_embed, model.pos_embed)
+    assert rename_function(r"s/^(\w+)\.(\w+)/\2.\1/")("a.b.c") == "b.a.c"
+    assert rename_function("s/a/b/")("aa") == "ba" and rename_function("s/a/b/g")("aa") == "bb"
+    assert rename_function("s/^extra.*//")("extra.counter") is None
+    for text in ("", "s", "net.", "s/a/b", "s/a/b/c", "y/a/b/", "s//b/", "s/a/b/g/", "saabaca"):
+        with pytest.raises(ci.CheckpointError, match="write s/PATTERN/REPLACEMENT/, such as 's/"):
+            ci.load(weights, rename=text, **GIVEN)
+
+
+LABELS = torch.tensor([3, 7, 0])
+
+
+def trained(seed=1, build=make):
+    """A model that differs from `build()` in every parameter."""
+    model = build()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for value in model.parameters():
+            value += 0.01 * torch.randn(value.shape, generator=generator)
+    return model
+
+
+def lightning_file(model, path, attribute="model", **more):
+    """Writes what Lightning's Trainer.save_checkpoint writes."""
+    state = {f"{attribute}.{name}": value for name, value in model.state_dict().items()}
+    held = {
+        "epoch": 1,
+        "global_step": 3,
+        "pytorch-lightning_version": "2.6.6",
+        "state_dict": state,
+        "loops": {"fit_loop": {"state_dict": {}}},
+        "callbacks": {"ModelCheckpoint{'monitor': None}": {"best_model_score": torch.tensor(0.5)}},
+        "optimizer_states": [torch.optim.AdamW(model.parameters()).state_dict()],
+        "hyper_parameters": {"lr": np.float64(1e-3), "seed": np.int64(7), "on": np.bool_(True)},
+    }
+    torch.save(held | more, path)
+    return path
+
+
+def equal(got, model):
+    assert set(got.state_dict()) == set(model.state_dict()) and got.cfg == model.cfg
+    for name, value in model.state_dict().items():
+        assert torch.equal(got.state_dict()[name], value), name
+
+
+# --- forward ---
+
+
+def test_labels_and_pixel_values_give_a_loss():
+    model, images = make(), pictures(3)
+    logits = model(images)
+    out = model(pixel_values=images, labels=LABELS)
+    assert torch.equal(out.logits, logits) and torch.equal(
+        out.loss, F.cross_entropy(logits, LABELS)
+    )
+    assert torch.equal(model(images, labels=LABELS).loss, out.loss)
+    alone = model(pixel_values=images)
+    assert alone.loss is None and torch.equal(alone.logits, logits)
+    part = model(images, labels=torch.tensor([3, -100, -100])).loss
+    torch.testing.assert_close(part, F.cross_entropy(logits[:1], LABELS[:1]))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_cannot_be_a_label_is_refused():
+    model, images = make(), pictures(3)
+    for labels, match in (
+        (torch.tensor([0, 1, 11]), "labels are classes from 0 to 10"),
+        (torch.tensor([-1, 1, 1]), "labels are classes from 0 to 10"),
+    ):
+        refuses(match, partial(model, images, labels=labels))
+
+
+# --- loading with config= ---
+
+
+@pytest.mark.parametrize("build", few([make, make_lm, make_mae, make_clip], 2))
+def test_a_state_dict_comes_back_by_its_config(build, tmp_path):
+    model = trained(build=build)
+    config = model.save_pretrained(tmp_path / "saved") / "config.json"
+    path = lightning_file(model, tmp_path / "lit.ckpt", "net.backbone")
+    for source in (model.state_dict(), path):
+        for told in (model.cfg, model.cfg.to_dict(), config, str(config), config.parent):
+            equal(ci.load(source, config=told), model)
+        equal(ci.load(source, **model.cfg.to_dict()), model)
+
+
+def test_wrong_and_missing_configs_are_told(tmp_path):
+    model = trained()
+    path = lightning_file(model, tmp_path / "lit.ckpt")
+    refused_with(r"config.json next to it: put it there.*config=model.cfg\)", path)
+    refused_with("n_heads=3 contradicts config=, which says 5", path, config=model.cfg, n_heads=3)
+    refused_with("is no config of a hooked model", path, config={"d_model": 3})
+    refused_with("keys not used", model.state_dict(), config=make(n_layers=2).cfg)
+    with pytest.raises(ci.CheckpointError, match="tensors, too few for 1000000000"):
+        ci.load(path, config=model.cfg.to_dict() | {"n_layers": 10**9})
+
+
+# --- trainers ---
+
+
+def trainer_folder(folder, models, configs=()):
+    from safetensors.torch import save_file
+
+    for step, model in models.items():
+        place = folder / f"checkpoint-{step}"
+        place.mkdir(parents=True)
+        save_file(model.state_dict(), place / "model.safetensors", metadata={"format": "pt"})
+        (place / "training_args.bin").write_bytes(b"\x80\x04cos\nsystem\n")  # never opened
+    return folder
+
+
+def test_the_last_step_of_a_trainer_is_taken(tmp_path):
+    models = {step: trained(step) for step in (500, 1000, 90)}
+    folder = trainer_folder(tmp_path / "run", models)
+    equal(ci.load(folder, config=models[1000].cfg), models[1000])
+    equal(ci.load(folder / "checkpoint-500", config=models[500].cfg), models[500])
+    refused_with("checkpoint-1000.*no config.json next to it: put it", folder)
+    models[90].save_pretrained(tmp_path / "first")
+    (folder / "config.json").write_text((tmp_path / "first" / "config.json").read_text())
+    equal(ci.load(folder / "checkpoint-90"), models[90])
+    (folder / "checkpoint-7").mkdir()  # without weights
+    (tmp_path / "empty").mkdir()
+    refused_with("has no config.json: give the weight file in it", tmp_path / "empty")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["vision", "language"])
+def test_a_hugging_face_trainer(kind, tmp_path):
+    import transformers
+
+    if kind == "vision":
+        model, batch = make(), pictures(2)
+        data = [{"pixel_values": pictures(1, seed=i)[0], "labels": i} for i in range(8)]
+    else:
+        model, batch = make_lm("crate-lm"), ids(2, 7)
+        rows = [ids(7, seed=i) for i in range(8)]
+        data = [{"input_ids": row, "labels": row, "attention_mask": row * 0 + 1} for row in rows]
+    before = model(batch)
+    options = dict(max_steps=3, save_steps=2, per_device_train_batch_size=2, learning_rate=1e-2)
+    quiet = dict(report_to=[], disable_tqdm=True, use_cpu=True, dataloader_pin_memory=False)
+    args = transformers.TrainingArguments(str(tmp_path / "run"), **options, **quiet)
+    trainer = transformers.Trainer(model, args, train_dataset=data, eval_dataset=data)
+    trainer.train()
+    wanted = trainer.evaluate()["eval_loss"]
+    model.eval()
+    assert not torch.equal(model(batch), before)
+    again = ci.load(tmp_path / "run", config=model.cfg)
+    assert torch.equal(again(batch), model(batch))
+    keys = {name: torch.stack([torch.as_tensor(row[name]) for row in data]) for name in data[0]}
+    assert abs(again(**keys).loss.item() - wanted) < 1e-4
+    trainer.save_model(str(tmp_path / "final"))
+    assert torch.equal(ci.load(tmp_path / "final", config=model.cfg)(batch), model(batch))

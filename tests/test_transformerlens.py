@@ -9,7 +9,7 @@ from transformer_lens import ActivationCache
 from typing_extensions import get_protocol_members
 
 from bridged import make_mae
-from conftest import BATCH, CLASSES, HEADS, LAYERS, make, make_lm, refuses
+from conftest import BATCH, CLASSES, HEADS, make, make_lm, refuses
 from crate_interp.models.compat.hook_aliases import RefusedError
 from foreign import pair
 from neighbours import make_clip
@@ -45,39 +45,6 @@ def test_a_protocol_is_met_by_every_way_to_look(build):
         met = all(hasattr(model, name) for name in names)
         static = all(getattr_static(model, name, nothing) is not nothing for name in names)
         assert (static, isinstance(model, protocol)) == (met, met), protocol
-
-
-def test_logit_attributions_are_centred_scaled_and_read_out(images):
-    model = make("crate-alpha")
-    with torch.no_grad():
-        logits, cache = model.run_with_cache(images)
-    parts = cache.decompose_resid()[:, :, 0]  # the CLS token
-    attributions = cache.logit_attrs(parts, tokens=torch.tensor(CLS), pos_slice=0)
-    assert attributions.shape == (2 + 2 * LAYERS, BATCH)
-    constant = model.ln_final.bias @ model.W_U + model.b_U
-    wanted = logits[range(BATCH), CLS] - constant[CLS]
-    torch.testing.assert_close(attributions.sum(dim=0), wanted, atol=1e-5, rtol=1e-5)
-    # one part, directly: centred, over the final scale, against gamma * W_U
-    part = parts[3] - parts[3].mean(dim=-1, keepdim=True)
-    direct = (
-        part / cache["ln_final.hook_scale"][:, 0] * (model.ln_final.weight * model.W_U.T[CLS])
-    ).sum(dim=-1)
-    torch.testing.assert_close(attributions[3], direct, atol=1e-5, rtol=1e-5)
-
-
-def test_logit_lens(run):
-    model, logits, cache = run
-    lens = cache.logit_lens(positions=None)
-    assert (
-        lens.labels[0] == "0_pre"
-        and lens.labels[-1] == "final_post"
-        and len(lens.labels) == LAYERS + 1
-    )
-    values = lens.values  # [stack, batch, pos, class]
-    torch.testing.assert_close(values[-1][:, 0], logits, atol=1e-5, rtol=1e-5)
-    for layer in range(LAYERS):
-        direct = model.unembed(model.ln_final(cache["resid_pre", layer]))
-        torch.testing.assert_close(values[layer], direct, atol=1e-5, rtol=1e-5)
 
 
 def test_logit_lens_reads_where_the_model_reads(run, images):

@@ -1,27 +1,12 @@
 """Figures: what they draw is what was measured."""
 
-import ast
-import re
-from functools import partial
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from jinja2 import UndefinedError
-from matplotlib.figure import Figure
-from matplotlib.legend import Legend
-from matplotlib.text import Text
 from scipy import stats
 
 import crate_interp as ci
-from command import python
 from conftest import BATCH, HEADS, LAYERS, make, refuses
-from crate_interp.results.result import as_text
-from crate_interp.sweeps.layer_curves import summary
-from crate_interp.viz.figures.canvas import ink_on
-from crate_interp.viz.figures.heatmaps import written
-from crate_interp.viz.pages.page import _superscripts, render
 
 
 @pytest.fixture(scope="module", params=["crate", "crate-alpha"])
@@ -59,22 +44,6 @@ def test_a_statistic_per_sample(result, twins):
     expected = np.mean([t.layers().query("statistic == 'rate_pre'")["mean"] for t in twins], axis=0)
     np.testing.assert_allclose(dashed.get_ydata(), expected)
     assert dashed.get_linestyle() == "--"
-    axes = figure.axes[0]
-    assert axes.get_xlabel() == "layer"
-    assert joined(axes.get_ylabel()) == "nats per token (higher is more spread out)"
-    assert joined(axes.get_title()) == "Coding rate R of all tokens before attention"
-    box, edge = axes.title.get_window_extent(), figure.bbox
-    assert box.x0 >= edge.x0 and box.x1 <= edge.x1
-    words = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert words == [
-        "model",
-        "95 % interval of the mean, n = 5 images",
-        "untrained, 2 seeds: mean and range",
-    ]
-
-
-def joined(text):
-    return " ".join(text.split())
 
 
 def bands(axes):
@@ -106,202 +75,6 @@ def test_the_band_of_every_line_is_the_interval_of_its_mean(model, data):
     assert words == drawn
 
 
-def test_a_statistic_per_head(result):
-    figure = ci.viz.layers(result, "attention.entropy_cls")
-    drawn = lines(figure)
-    wide = (
-        result.heads()
-        .query("statistic == 'entropy_cls'")
-        .pivot(index="layer", columns="head", values="mean")
-    )
-    assert len(drawn) == HEADS + 1
-    for head in range(HEADS):
-        np.testing.assert_allclose(drawn[head].get_ydata(), wide[head])
-    np.testing.assert_allclose(drawn[-1].get_ydata(), wide.mean(axis=1))
-
-
-def test_weights_have_no_band(result):
-    figure = ci.viz.layers(result, "alignment.completeness")
-    assert not figure.axes[0].collections and len(lines(figure)) == 1
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["model"]
-
-
-def wide(result, statistic, column="mean"):
-    rows = result.heads().query("statistic == @statistic")
-    return rows.pivot(index="layer", columns="head", values=column).to_numpy()
-
-
-def test_a_heat_map_of_a_result(result):
-    figure = ci.viz.heatmap(result, "alignment.energy_head")
-    axes, bar = figure.axes
-    numbers = wide(result, "energy_head")
-    np.testing.assert_allclose(axes.get_images()[0].get_array(), numbers)
-    assert axes.get_title() == "Share of a token in each head's subspace"
-    assert bar.get_xlabel() == "share of energy (p/d is chance)"
-    for (row, column), text in zip(np.ndindex(numbers.shape), axes.texts, strict=True):
-        assert text.get_position() == (column, row)
-        assert float(text.get_text()) == pytest.approx(numbers[row, column], abs=0.0051)
-    assert not axes.patches  # no number is below 0: no interval could leave out 0
-    same = ci.viz.heads(result, "alignment.energy_head").axes[0]
-    np.testing.assert_array_equal(same.get_images()[0].get_array(), numbers)
-
-
-def signed(shape, seed=0):
-    values = np.random.default_rng(seed).normal(size=shape) * 0.3
-    return values, (values - 0.25, values + 0.25)
-
-
-def test_a_heat_map_of_numbers_of_both_signs_is_centred_and_frames_what_leaves_out_0():
-    values, ends = signed((12, 12))
-    figure = ci.viz.heatmap(torch.tensor(values), interval=ends, unit="nats", title="Lost")
-    axes, bar = figure.axes
-    image = axes.get_images()[0]
-    assert image.norm.vmin == -image.norm.vmax == -np.abs(values).max()
-    middle, above, below = (np.array(image.cmap(place)) for place in (0.5, 1.0, 0.0))
-    assert middle[:3].min() > 0.9 and above[2] > above[0] + 0.3 and below[0] > below[2] + 0.3
-    framed = {(round(box.get_y() + 0.43), round(box.get_x() + 0.43)) for box in axes.patches}
-    assert framed == {place for place, v in np.ndenumerate(values) if abs(v) > 0.25} != set()
-    assert "95 % interval excludes 0" in axes.get_xlabel() and bar.get_xlabel() == "nats"
-    assert axes.get_title() == "Lost"
-    # all 144 numbers fit into the width of a column
-    told = [float(text.get_text()) for text in axes.texts]
-    np.testing.assert_allclose(told, values.flatten(), atol=0.0051)
-
-
-def test_numbers_stay_away_where_they_do_not_fit_and_nan_is_grey():
-    values, _ = signed((3, 40))
-    values[1, 2] = np.nan
-    axes = ci.viz.heatmap(values).axes[0]
-    assert not axes.texts
-    image = axes.get_images()[0]
-    assert image.get_array().mask[1, 2] and len(set(image.cmap(np.ma.masked)[:3])) == 1
-
-
-@pytest.mark.parametrize(
-    "value, most, text",
-    [(0.123, 0.9, ".12"), (-0.5, 0.9, "-.50"), (0.001, 0.9, "0"), (-2.34, 5.0, "-2.3"),
-     (0.005, 0.02, ".005"), (41.6, 99.0, "42"),
-     (float("nan"), 1.0, ""), (2e-5, 3e-5, "2e-5"), (5e4, 5e4, "5e4")],
-)  # fmt: skip
-def test_numbers_are_short(value, most, text):
-    assert written(value, most) == text
-
-
-def test_numbers_are_written_in_the_ink_that_is_read_better():
-    def contrast(colour, ink):
-        linear = np.where(colour <= 0.04045, colour / 12.92, ((colour + 0.055) / 1.055) ** 2.4)
-        low, high = sorted([linear @ (0.2126, 0.7152, 0.0722) + 0.05, 0.05 + (ink == "white")])
-        return high / low
-
-    for colour in np.random.default_rng(0).random((50, 3)):
-        inks = {ink: contrast(colour, ink) for ink in ("black", "white")}
-        assert inks[ink_on(colour.tolist())] == max(inks.values()) > 4.5
-
-
-@pytest.fixture(scope="module")
-def drawings():
-    """Every public figure, as a function of its keyword arguments."""
-    random = torch.Generator().manual_seed(3)
-    images = torch.randn(3, 3, 6, 20, generator=random)
-    few = {"probes": ["compression", "attention", "sparsity"], "controls": 0, "progress": False}
-    result, twin = (ci.sweep(make(seed=seed), images, **few) for seed in (0, 5))
-    cache = make().run_with_cache(images[:2])[1]
-    view, (values, ends) = ci.viz, signed((12, 12))
-    return {
-        "layers": partial(view.layers, result, "compression.rate_pre", [twin]),
-        "several": partial(view.layers, [result, twin], "attention.entropy"),
-        "beside": partial(view.beside, result, "sparsity.l1", result, "attention.entropy"),
-        "heads": partial(view.heads, result, "attention.entropy"),
-        "heatmap": partial(view.heatmap, values, interval=ends),
-        "on image": partial(view.attention_on_image, cache, -1, images[:2]),
-    }
-
-
-def words_of(figure):
-    return [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
-
-
-@pytest.mark.slow
-def test_every_figure_draws_into_the_axes_it_is_given(drawings):
-    for name, draw in drawings.items():
-        figure = Figure(figsize=(6, 6), layout="constrained")
-        part = figure.subfigures(1, 2)[1]
-        mine, other = part.subplots(2, 1)
-        other.set_title("$x^2$")
-        assert draw(ax=mine) is figure, name
-        assert not figure.legends and not part.legends and not other.lines, name
-        assert other.title.get_parse_math()  # what is not ours stays as it was
-        assert mine.lines or mine.images or mine.child_axes, name
-        figure.draw_without_rendering()
-        legend = [one for one in mine.findobj(Legend)]
-        assert len(legend) == (name in ("layers", "several", "beside")), name
-
-
-def test_a_heat_map_keeps_its_bar_off_its_numbers_in_plain_axes():
-    for rows, size in ((1, (3.3, 2.4)), (2, (6.6, 5))):
-        figure = Figure(figsize=size, dpi=200)
-        axes = figure.subplots(rows, rows, squeeze=False)[0, 0]
-        ci.viz.heatmap(signed((12, 12))[0], ax=axes)
-        figure.draw_without_rendering()
-        bar = axes.child_axes[0] if axes.child_axes else figure.axes[-1]
-        words = [axes.xaxis.label, *axes.get_xticklabels()]
-        low = min(text.get_window_extent().y0 for text in words)
-        assert bar.get_window_extent().y1 <= low
-        assert {text.get_fontsize() for text in axes.get_xticklabels()} == {7.0}
-
-
-@pytest.mark.slow
-def test_titles_are_words_or_the_callers_or_none(drawings):
-    for name, draw in drawings.items():
-        titles = {}
-        for title in (None, "My $own$", ""):
-            figure = draw(title=title, dpi=123.0)
-            assert figure.get_dpi() == 123, name
-            shown = [axes.get_title() for axes in figure.axes] + [figure.get_suptitle()]
-            titles[title] = {one for one in shown if one and not one.startswith("head ")}
-        assert "My $own$" in titles["My $own$"] and not titles[""], (name, titles)
-        assert not any(re.search(r"\w[._]\w", one) for one in titles[None]), titles  # no identifier
-        assert titles[None] or name == "heatmap", name  # of numbers nobody knows what they are
-
-
-@pytest.mark.slow
-def test_words_are_at_least_7_points_in_the_width_of_a_column(drawings):
-    for name, draw in drawings.items():
-        figure = draw()
-        figure.draw_without_rendering()
-        width = figure.get_figwidth()
-        assert width <= (6.9 if name == "on image" else 3.3) + 1e-9, name
-        assert min(text.get_fontsize() for text in words_of(figure)) >= 7, name
-        box = figure.get_tightbbox()
-        assert box.x0 > -0.06 and box.x1 < width + 0.06, (name, box)  # nothing is cut off
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_what_cannot_be_drawn_is_refused(result):
-    view = ci.viz
-    for words, call in {
-        "has no value per head: draw it with": lambda: view.heads(result, "compression.rate_mid"),
-        "name the statistic to draw": lambda: view.heatmap(result),
-        r"shape \[3\]. Give numbers \[layer, head\]": lambda: view.heatmap(np.ones(3)),
-        "ax is a Figure: give one matplotlib Axes": lambda: view.layers(
-            result, "sparsity.l1", ax=Figure()
-        ),
-    }.items():
-        refuses(words, call)
-
-
-@pytest.mark.parametrize("heads", [1, 3, 12])
-def test_the_title_of_few_heads_lies_within_the_figure(heads):
-    model = make(n_heads=heads, d_head=4, d_model=12)
-    images = torch.randn(2, 3, 6, 20)
-    figure = ci.viz.attention_on_image(model.run_with_cache(images)[1], 0, images)
-    figure.draw_without_rendering()
-    box = figure._suptitle.get_window_extent()
-    assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
-    labels = [panel.xaxis.label.get_window_extent() for panel in figure.axes[1 : heads + 1]]
-    assert all(one.x1 < two.x0 for one, two in zip(labels, labels[1:], strict=False))
-
-
 def test_attention_on_image(model, images):
     _, cache = model.run_with_cache(images)
     figure = ci.viz.attention_on_image(cache, -1, images)
@@ -315,55 +88,7 @@ def test_attention_on_image(model, images):
     assert np.asarray(picture.get_array()).shape == (6, 20, 3)
     itself = cache["pattern", LAYERS - 1][1, 3, 0, 0]
     assert f"max {expected.max():.2g}\nCLS {itself:.2g}" == panel.get_xlabel()
-    refuses("layer=3: the model has layers 0", lambda: ci.viz.attention_on_image(cache, 3, images))
     refuses("does not belong to images", lambda: ci.viz.attention_on_image(cache, 0, images[:1]))
     _, cache = model.run_with_cache(images, names_filter="hook_embed")
     with pytest.raises(KeyError, match="the cache lacks 'blocks.0.attn.hook_pattern'"):
         ci.viz.attention_on_image(cache, 0, images)
-
-
-def test_summary(result, twins):
-    header, rows = summary(result, twins)
-    assert header[0] == "layer" and [row[0] for row in rows] == [
-        str(layer) for layer in range(LAYERS)
-    ]
-    value = result.layers().query("statistic == 'subspace_rate_mid' and layer == 1")["mean"].item()
-    random = np.mean(
-        [
-            t.layers().query("statistic == 'subspace_rate_mid' and layer == 1")["mean"].item()
-            for t in twins
-        ]
-    )
-    assert rows[1][2] == f"{value:.4g} ({random:.4g})"
-    text = as_text(header, rows).splitlines()
-    assert len(text) == LAYERS + 1 and len({len(line) for line in text}) == 1
-
-
-@pytest.mark.slow
-def test_drawing_loads_when_something_is_drawn_and_pyplot_never():
-    code = (
-        "import io, sys, numpy, crate_interp as ci\n"
-        "ci.viz; print('matplotlib' in sys.modules)\n"
-        "ci.viz.heatmap(numpy.eye(2)).savefig(io.BytesIO())\n"
-        "print('matplotlib' in sys.modules, 'matplotlib.pyplot' in sys.modules)"
-    )
-    done = python(code)
-    assert done.stdout.split() == ["False", "True", "False"], done.stderr
-    for path in Path(ci.viz.__file__).parent.glob("*.py"):  # transformers brings jinja2 along
-        assert "pyplot" not in path.read_text().replace("not pyplot", ""), path
-        for node in ast.parse(path.read_text()).body:
-            names = [alias.name for alias in getattr(node, "names", [])]
-            names.append(getattr(node, "module", None) or "")
-            assert not {name.split(".")[0] for name in names} & {"jinja2", "markupsafe"}, path
-
-
-def test_the_text_of_a_page_is_escaped_before_it_is_raised():
-    page = render("base.html", title="<b>x</b> & Z^{l+1/2}, R^c")
-    assert "<h1>&lt;b&gt;x&lt;/b&gt; &amp; Z<sup>l+1/2</sup>, R<sup>c</sup></h1>" in page
-    refuses("'title' is undefined", lambda: render("base.html"), UndefinedError)
-
-
-def test_letters_below_are_set_in_formulas_and_stay_in_names():
-    shown = str(_superscripts("each U_k, W_O is U_k^T <b>; n_heads, L_ab, blocks.0.W_O"))
-    assert shown.startswith("each U<sub>k</sub>, W<sub>O</sub> is U<sub>k</sub><sup>T</sup> &lt;b")
-    assert shown.endswith("n_heads, L_ab, blocks.0.W_O")

@@ -1,16 +1,16 @@
-"""ci.watch: a sweep at every n-th step, that leaves the training as it is."""
+"""ci.watch and SRRRegularizer: what they measure and add, and what they leave as it is."""
 
 import copy
 from types import SimpleNamespace
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
 
 import crate_interp as ci
-from conftest import make, make_lm, refuses
+from conftest import make, refuses
+from crate_interp.measures import l1_norm, layer_objectives
 
 LABELS = torch.arange(7)
 
@@ -85,17 +85,6 @@ def test_modes_are_as_they_were(images):
     assert seen == [False] and watch.result().steps == [0]
 
 
-def test_language_models_and_autocast():
-    lm = make_lm()
-    tokens = torch.randint(0, 47, (5, 13), generator=torch.Generator().manual_seed(0))
-    with torch.autocast("cpu", torch.bfloat16), ci.watch(lm, tokens, every=1) as watch:
-        watch.step()
-    result = watch.result()
-    plain = ci.sweep(lm, tokens, controls=0, progress=False)
-    pd.testing.assert_frame_equal(result.at(1).layers(), plain.layers())
-    assert "windows" in result.headline() and "too few steps" in result.headline()
-
-
 def test_a_step_that_cannot_be_measured_is_told_and_the_training_goes_on(images):
     model = make()
     with ci.watch(model, images, every=1) as watch:
@@ -149,62 +138,6 @@ def test_a_folder_of_another_training_is_refused(images, tmp_path):
         assert watch.result().steps == [0, 2, 4]
 
 
-@pytest.mark.slow
-def test_a_folder_with_other_settings_is_refused(images, tmp_path):
-    run(images, out=tmp_path, probes="frames")
-    other = ci.watch(trained(images, 0), images, every=2, out=tmp_path, probes="frames")
-    for _ in range(2):  # it stays closed
-        refuses("holds a run with other settings.*every", other.__enter__)
-    model, watch = run(images, out=tmp_path, probes="frames", every=2, resume=False)
-    assert watch.result().steps == [0, 2, 4, 6, 7]
-    refuses("kind", lambda: ci.SweepResult.load(tmp_path))
-
-
-def test_your_own_numbers(images):
-    with ci.watch(make(), images, every=4) as watch:
-        for number in (2, 4, 9, 12):
-            watch.step(number)
-        refuses("number=12: there were 12 updates already", lambda: watch.step(12))
-    assert watch.result().steps == [0, 4, 12]
-
-
-def test_wrong_use_is_told(images):
-    model = make()
-    refuses("every=0", lambda: ci.watch(model, images, every=0))
-    refuses("callback='lightnin'", lambda: ci.watch(model, images, callback="lightnin"))
-    refuses("there is no probe 'rates'", lambda: ci.watch(model, images, probes="rates"))
-    watch = ci.watch(model, images)
-    refuses("use `with ci.watch", lambda: watch.step(), RuntimeError)
-    refuses("nothing was measured yet: open the watch", lambda: watch.result())
-    with watch, pytest.raises(RuntimeError, match="open already"):
-        watch.__enter__()
-    refuses("step=5: the model was measured at steps 0", lambda: watch.result().at(5))
-    refuses("do not merge", lambda: watch.result().merge(watch.result()))
-
-
-def test_frames_and_masks(images):
-    _, watch = run(images, probes=["frames", "objective"])
-    names = set(watch.result().layers()["statistic"])
-    assert {"change_stream", "change_read", "change_unit", "count_read"} <= names
-
-
-@pytest.mark.slow
-def test_the_figure(images):
-    from matplotlib.figure import Figure
-
-    result = run(images, count=21, every=1)[1].result()
-    figure = ci.viz.steps(result, "compression.subspace_rate_mid")
-    assert isinstance(figure, Figure) and len(figure.axes[0].lines) >= 3
-    assert ci.viz.steps(result, "attention.entropy").axes and "layer 2" in str(
-        [text.get_text() for text in figure.legends[0].get_texts()]
-    )
-    refuses("statistic=", lambda: ci.viz.steps(result, "compression.rate_mit"))
-    refuses("watch.result", lambda: ci.viz.steps(result.at(0), "compression.rate_mid"))
-    table = result.changes()
-    assert np.isfinite(table["p"]).all() and (table["p"] >= 1 / 400).all()
-    assert result.headline().count("series change their course") == 1
-
-
 def test_events_of_a_trainer(images):
     """The callback counts what the trainer says, and the first process alone measures."""
     model = make()
@@ -219,31 +152,6 @@ def test_events_of_a_trainer(images):
     other = ci.watch(model, images, callback="transformers")
     other.on_train_begin(None, SimpleNamespace(is_world_process_zero=False), None)
     refuses("nothing was measured", lambda: other.result())
-
-
-@pytest.mark.slow
-def test_a_hugging_face_trainer(images, tmp_path):
-    import transformers
-
-    model = make()
-    data = [{"pixel_values": image, "labels": place} for place, image in enumerate(images)]
-    options = dict(max_steps=5, per_device_train_batch_size=2, learning_rate=1e-2, save_steps=4)
-    quiet = dict(report_to=[], disable_tqdm=True, use_cpu=True, dataloader_pin_memory=False)
-    args = transformers.TrainingArguments(str(tmp_path / "run"), **options, **quiet)
-
-    def train(model, **more):
-        watch = ci.watch(
-            model, images, every=2, limit=5, out=tmp_path / "out", callback="transformers"
-        )
-        transformers.Trainer(model, args, train_dataset=data, callbacks=[watch]).train(**more)
-        return watch.result()
-
-    result = train(model)
-    assert result.steps == [0, 2, 4, 5]
-    wanted = ci.sweep(model.eval(), images, limit=5, controls=0, progress=False)
-    pd.testing.assert_frame_equal(result.at(5).layers(), wanted.layers())
-    again = train(make(), resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-4"))
-    assert again.steps == [0, 2, 4, 5] and again.digest() == result.digest()
 
 
 @pytest.mark.slow
@@ -291,3 +199,112 @@ def test_the_samples_are_a_copy(images, reused):
     wanted = ci.sweep(model, images, probes="sparsity", controls=0, progress=False).layers()
     for step in (0, 1):
         pd.testing.assert_frame_equal(watch.result().at(step).layers(), wanted)
+
+
+def regularised(images, weight, steps=3, **more):
+    model = make()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with ci.SRRRegularizer(model, weight, **more) as penalty:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(images), LABELS) + penalty()
+            loss.backward()
+            optimizer.step()
+    return model
+
+
+def gradients(model):
+    return {name: value.grad for name, value in model.named_parameters()}
+
+
+@pytest.mark.parametrize("layers, chosen", [("last", [2]), ([0, 2], [0, 2])])
+def test_it_is_the_objective_of_the_layers_with_their_inputs_detached(images, layers, chosen):
+    model = make()
+    z = [model.run_with_cache(images)[1]["resid_pre", layer].detach() for layer in range(3)]
+    with ci.SRRRegularizer(model, 0.5, layers=layers, eps=0.3, lambd=0.2) as penalty:
+        model(images)
+        value = penalty()
+    terms = {
+        layer: layer_objectives(
+            [model.blocks[layer]], [model.blocks[layer].attn.U], z[layer], 0.3, 0.2
+        )
+        .mean()
+        .detach()
+        for layer in chosen
+    }
+    torch.testing.assert_close(value, 0.5 * sum(terms.values()))
+    assert penalty.last == pytest.approx({layer: float(term) for layer, term in terms.items()})
+
+
+def test_the_gradient_stays_in_the_layer(images):
+    model = make()
+    with ci.SRRRegularizer(model, layers=[1]) as penalty:
+        model(images)
+        penalty().backward()
+    reached = {name for name, grad in gradients(model).items() if grad is not None and grad.any()}
+    assert reached and all(name.startswith("blocks.1.") for name in reached)
+
+
+def test_the_gradient_is_that_of_finite_differences(images):
+    model = make().double()
+    x, block = images.double()[:2], model.blocks[1]
+    z = model.run_with_cache(x)[1]["resid_pre", 1].detach()
+    weight = next(value for name, value in block.named_parameters() if "ln" not in name)
+
+    def term(values):
+        with torch.no_grad():
+            weight.copy_(values)
+            (own,) = layer_objectives([block], [block.attn.U], z, 0.5, 0.1, l1_norm)
+        return own.mean()
+
+    with ci.SRRRegularizer(model, 1.0, layers=[1], eps=0.5, penalty="l1") as penalty:
+        model(x)
+        penalty().backward()
+    start, along = weight.detach().clone(), torch.randn_like(weight)
+    step = 1e-6
+    slope = (term(start + step * along) - term(start - step * along)) / (2 * step)
+    assert float(slope) == pytest.approx(float((weight.grad * along).sum()), rel=1e-4)
+
+
+def test_weight_zero_trains_the_same_bits(images):
+    model = make()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.cross_entropy(model(images), LABELS).backward()
+        optimizer.step()
+    for name, value in regularised(images, 0.0).state_dict().items():
+        assert torch.equal(value, model.state_dict()[name]), name
+    other = regularised(images, 0.1).state_dict()
+    assert not torch.equal(other["blocks.2.mlp.D"], model.state_dict()["blocks.2.mlp.D"])
+
+
+def test_a_random_layer_leaves_torchs_generator_alone(images):
+    model = make()
+
+    def drawn(seed):
+        with ci.SRRRegularizer(model, layers="random", seed=seed) as penalty:
+            for _ in range(11):
+                model(images)
+                penalty()
+                yield from penalty.last
+
+    state = torch.random.get_rng_state()
+    first = list(drawn(0))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert first == list(drawn(0)) != list(drawn(1)) and set(first) == {0, 1, 2}
+
+
+def test_hooks_come_off_and_a_caller_is_told(images):
+    model = make()
+    penalty = ci.SRRRegularizer(model)
+    refuses("use `with", penalty, RuntimeError)
+    with pytest.raises(KeyError), penalty:
+        with torch.no_grad():
+            model(images)
+        refuses("no forward with gradients", penalty, RuntimeError)
+        with pytest.raises(RuntimeError, match="open already"), penalty:
+            pass
+        raise KeyError
+    assert not any(block._forward_pre_hooks for block in model.blocks)
+    assert "layers=[2], eps=0.1, lambd=0.1, penalty='l0'" in repr(penalty)

@@ -1,13 +1,15 @@
-"""What is kept of a model's weights: measured once, and anew after every kind of edit."""
+"""What is kept of a model's weights, and caches that another model may not read."""
 
 import copy
-from functools import partial
+import dataclasses
 
 import pytest
 import torch
 
 import crate_interp as ci
-from conftest import make
+from conftest import make, refuses
+from crate_interp.circuits import patching
+from crate_interp.models.cache import CrateCache
 from crate_interp.models.weight_cache import model_digest
 
 
@@ -67,35 +69,95 @@ def test_every_edit_gives_new_numbers(edit):
     assert not after.table("weights")["value"].equals(before.table("weights")["value"])
 
 
-def wide(dtype=torch.float32):
-    return make("crate-alpha", n_layers=2, d_model=67, d_head=13).to(dtype)
+SENTENCE = r"weights have changed since this cache was made.*another model: call model\."
+SMALL = torch.randn(2, 3, 6, 20, generator=torch.Generator().manual_seed(3))
 
 
-def readers(own, images, folder):
-    """Readers of activations and folders: each refuses those of another model."""
-    points = [f"blocks.{layer}.mlp.hook_post" for layer in (0, 1)]
-    quiet, cache = {"progress": False}, own.run_with_cache(images)[1]
-    stored = ci.store(own, images, points=points, out=folder / "store", **quiet)
-    folders = {
-        "sweep": partial(ci.sweep, probes="sparsity"),
-        "atoms": ci.atoms,
-        "store": partial(ci.store, points=points),
-    }
-    return {
-        name: partial(verb, own, images, out=folder / name, **quiet)
-        for name, verb in folders.items()
-    } | {
-        "a probe on the store": lambda: ci.sweep(own, stored, probes="sparsity", **quiet),
-        "a probe on the cache": lambda: ci.probe(cache),
-    }
+@pytest.fixture(scope="module")
+def images():
+    model = make("crate-alpha")
+    return model, model.run_with_cache(SMALL)[1]
 
 
-def test_every_reader_notices_an_edit_that_no_sum_shows(tmp_path):
-    own, images = wide(), torch.randn(3, 3, 6, 20, generator=torch.Generator().manual_seed(7))
-    calls = readers(own, images, tmp_path)
-    for call in calls.values():
-        call()
-    swapped(own)
-    for name, call in calls.items():
-        with pytest.raises(ValueError, match="weights|another|model"):
-            pytest.fail(f"{name} took another model: {call()}")
+def metric(logits):
+    return logits[..., 3].mean()
+
+
+IMAGES = {
+    "probe": lambda cache: ci.probe(cache, "sparsity"),
+    "lens table": lambda cache: ci.circuits.logit_lens(cache),
+    "attribution": lambda cache: ci.circuits.logit_attribution(cache, 3),
+    "head results": lambda cache: cache.stack_head_results(),
+    "neurons": lambda cache: cache.stack_neuron_results(-1),
+    "decomposition": lambda cache: cache.get_full_resid_decomposition(),
+    "last norm": lambda cache: cache.accumulated_resid(apply_ln=True),
+    "maps": lambda cache: ci.maps.attention(cache, 1),
+    "rollout": lambda cache: ci.maps.rollout(cache),
+    "page of attention": lambda cache: ci.viz.attention(cache, 1),
+    "explorer": lambda cache: ci.viz.explore(cache, SMALL),
+    "patching": lambda cache: patching.get_act_patch_resid_mid(cache.model, SMALL, cache, metric),
+}
+
+
+def edited(model):
+    own = copy.deepcopy(model)
+    own.blocks[1].attn.W_O.data[0, 1, 2] += 0.5
+    own.blocks[1].mlp.W_out.data[3, 4] += 0.5
+    return own
+
+
+def reconfigured(model):
+    own = copy.deepcopy(model)
+    own.cfg = dataclasses.replace(own.cfg, ln_eps=1e-2)
+    return own
+
+
+OTHERS = {
+    "an edited copy": edited,
+    "another config": reconfigured,
+    "an untrained twin": lambda model: model.fresh(),
+    "half precision": lambda model: copy.deepcopy(model).to(torch.bfloat16),
+    "no model of ours": lambda model: torch.nn.Linear(2, 3),
+}
+
+
+def given_to(cache, other):
+    own = copy.copy(cache)
+    own.model = other
+    return own
+
+
+@pytest.mark.parametrize("reader", IMAGES.values(), ids=IMAGES)
+def test_readers_of_images(images, reader):
+    model, cache = images
+    twin = copy.deepcopy(model)
+    reader(given_to(cache, twin))  # equal weights
+    for other in (edited(model), model.fresh()):
+        with pytest.raises(ValueError, match=SENTENCE):
+            reader(given_to(cache, other))
+    with torch.no_grad():
+        twin.blocks[0].attn.W_O.data.mul_(1.01)
+    refuses(SENTENCE, lambda: reader(given_to(cache, twin)))
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_every_other_model(images, other):
+    model, cache = images
+    makes = (
+        given_to, lambda cache, other: CrateCache(cache.cache_dict, other),
+        lambda cache, other: given_to(cache.apply_slice_to_batch_dim([1]), other),
+        lambda cache, other: given_to(cache.alone(0), other),
+    )  # fmt: skip
+    for make_cache in makes:
+        make_cache(cache, model).check_weights()
+        with pytest.raises(ValueError, match=SENTENCE):
+            make_cache(cache, other(model)).check_weights()
+
+
+def test_a_plain_dict_is_taken_as_it_is(images):
+    """It is the way to patch from another model on purpose."""
+    model, cache = images
+    other = model.fresh().eval()
+    sweep = patching.get_act_patch_attn_head_out_all_pos
+    assert sweep(other, SMALL, dict(cache), metric).shape == (3, 5)
+    refuses(SENTENCE, lambda: sweep(other, SMALL, cache, metric))

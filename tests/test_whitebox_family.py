@@ -53,22 +53,6 @@ def test_hooked_contributions_add_up_to_the_stream(one):
             torch.testing.assert_close(out, at("hook_mlp_out"), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("name", "point"),
-    [("tost", "hook_pi"), ("tost", "hook_moment"), ("tost", "hook_weight"), ("cbt", "hook_rep"),
-     ("cbt", "hook_contract"), ("cbt", "hook_rep_post"), ("cbt", "hook_rep_pattern")],
-)  # fmt: skip
-def test_edits_reach_the_output(name, point):
-    model, images = member(name)
-    full = f"blocks.1.attn.{point}"
-    half = lambda value, hook: value * 0.5  # noqa: E731
-    same = lambda value, hook: value.clone()  # noqa: E731
-    with torch.no_grad():
-        out = model(images)
-        assert torch.equal(model.run_with_hooks(images, fwd_hooks=[(full, same)]), out)
-        assert not torch.allclose(model.run_with_hooks(images, fwd_hooks=[(full, half)]), out)
-
-
 def test_what_the_heads_of_tssa_write_is_the_moments_formula():
     model, images = member("tost")
     _, cache = model.run_with_cache(images)
@@ -84,15 +68,6 @@ def test_what_the_heads_of_tssa_write_is_the_moments_formula():
     slope = ci.measures.variational_rate_gradient(codes.double(), pi.double(), eps)
     step = -codes.shape[2] * slope
     torch.testing.assert_close(heads.double(), step, atol=1e-5, rtol=1e-4)
-
-
-def test_membership_follows_the_tokens_and_the_heads():
-    model, images = member("tost-ista")
-    attn = model.blocks[0].attn
-    x = torch.randn(2, 13, 31, generator=torch.Generator().manual_seed(1))
-    order = torch.randperm(13, generator=torch.Generator().manual_seed(2))
-    with torch.no_grad():
-        torch.testing.assert_close(attn(x[:, order]), attn(x)[:, order], atol=1e-5, rtol=1e-4)
 
 
 def test_the_square_of_representatives_is_shifted():
@@ -123,29 +98,6 @@ def test_round_trips(one, tmp_path):
         ):
             assert again.cfg == model.cfg
             assert torch.equal(again(images), out)
-
-
-def test_pos_slice_cuts_the_axis_of_tokens():
-    for name in ("tost", "cbt"):
-        model, images = member(name)
-        with torch.no_grad():
-            _, whole = model.run_with_cache(images)
-            _, cut = model.run_with_cache(images, pos_slice=[2, 4])
-        for point, axis in (("hook_pi", 2), ("hook_contract", 3), ("hook_u", 1)):
-            full = f"blocks.1.attn.{point}"
-            if full in whole:
-                assert torch.equal(cut[full], whole[full].index_select(axis, torch.tensor([2, 4])))
-        assert cut["hook_pooled"].shape == whole["hook_pooled"].shape
-
-
-def test_images_of_another_size():
-    model, _ = member("tost")
-    with torch.no_grad():  # positions are computed, so any grid works
-        assert model(torch.randn(1, 3, 8, 25)).shape == (1, 11)
-    model, _ = member("cbt", interpolate_pos=True)
-    with torch.no_grad():
-        assert model(torch.randn(1, 3, 8, 20)).shape == (1, 11)  # 4 x 4
-        refuses("as high as they are wide", lambda: model(torch.randn(1, 3, 8, 15)))
 
 
 def test_batch_norm_stays_frozen_in_train_mode():

@@ -1,19 +1,13 @@
 """Probes of users that write into what they are given, or report less than they should."""
 
-import functools
-import operator
-
 import numpy as np
 import pytest
 import torch
 
 import crate_interp as ci
 from conftest import make
-from crate_interp.probes import sparsity_probe
-from crate_interp.probes.probe import is_ours
 
 POINT, N = "hook_resid_mid", 5
-BUFFER = torch.zeros(N)
 
 
 def data(n=N):
@@ -34,8 +28,6 @@ WRITES = {
     "through .data": lambda x: x.data.mul_(3),
     "through numpy": lambda x: np.multiply(x.numpy(), 3, out=x.numpy()),
     "through a view": lambda x: x[:, 1:].transpose(1, 2).fill_(7),
-    "through from_numpy": lambda x: torch.from_numpy(x.numpy()).zero_(),
-    "out=": lambda x: torch.mul(x, 3, out=x),
     "through its storage": lambda x: x.untyped_storage().fill_(1),
     "through set_": lambda x: x.set_(torch.zeros(2)),
     "through resize_": lambda x: x.resize_(1),
@@ -93,47 +85,6 @@ def test_a_write_changes_nothing_of_others(alone, write):
     assert all(torch.equal(value, before[name]) for name, value in cache.items())
 
 
-def into_a_buffer(block, acts):
-    torch.sum(acts[POINT], (1, 2), out=BUFFER)
-    return {"a": BUFFER}
-
-
-def into_a_view(block, acts):
-    BUFFER.numpy()[:] = acts[POINT].sum((1, 2)).numpy()
-    return {"a": torch.from_numpy(BUFFER.numpy())}
-
-
-@pytest.mark.parametrize("measure", [into_a_buffer, into_a_view])
-def test_answers_written_into_one_tensor_are_each_layers_own(measure):
-    model = make()
-    wanted = own(lambda block, acts: {"a": acts[POINT].sum((1, 2))})
-    run = functools.partial(ci.sweep, model, data(), controls=0, progress=False)
-    results = [run(probes=one) for one in (own(measure), wanted)]
-    assert results[0].samples().equals(results[1].samples())
-
-
-def wrapped(function):
-    @functools.wraps(function)
-    def call(*args, **options):
-        return function(*args, **options)
-
-    return call
-
-
-def test_which_functions_are_ours():
-    built_in = ci.probes.sparsity().measure
-    assert is_ours(built_in) and is_ours(sparsity_probe._measure)
-    for other in (
-        mean_of, wrapped(sparsity_probe._measure), functools.partial(wrapped(built_in.func)), print,
-        operator.itemgetter(0), lambda block, acts: {},
-    ):  # fmt: skip
-        assert not is_ours(other)
-    for name in ci.probes.available():
-        probe = getattr(ci.probes, name)()
-        functions = (probe.measure, probe.final, probe.weights)
-        assert all(is_ours(one) for one in functions if one is not None), name
-
-
 def writes_weights(block, acts):
     block.attn.u_proj.weight.data.mul_(1.5)
     return mean_of(block, acts)
@@ -142,7 +93,9 @@ def writes_weights(block, acts):
 @pytest.mark.parametrize("how", ["sweep", "probe"])
 def test_a_probe_that_writes_into_weights(how):
     model = make()
-    with pytest.raises(ValueError, match="model's weights (have )?changed"):
+    with pytest.raises(
+        ValueError, match="(model's weights have changed|changed the model's weights)"
+    ):
         if how == "sweep":
             ci.sweep(model, data(), probes=own(writes_weights), progress=False)
         else:
@@ -158,7 +111,6 @@ def less(answers):
 FULL = lambda value: {"a": value, "b": value}  # noqa: E731
 LESS = {
     "None": (lambda value: None, "returned NoneType"),
-    "nothing": (lambda value: {}, "reports not the statistics"),
     "a statistic less": (lambda value: {"a": value}, "reports not the statistics"),
     "fewer rows": (lambda value: {"a": value[:-1], "b": value}, r"batch=\d, got shape"),
     "no tensor": (lambda value: {"a": 1.0, "b": value}, "got float"),
@@ -183,13 +135,6 @@ def test_a_probe_that_reports_less(which, batch, how):
     elif not batch:
         with pytest.raises(ValueError, match=f"{where}.*{match}"):
             ci.probe(model.run_with_cache(data())[1], probe)
-
-
-def test_a_final_that_reports_less():
-    calls = iter([final_mean, lambda z: {}])
-    probe = own(lambda block, acts: {}, "lazy", points=(), final=lambda z: next(calls)(z))
-    with pytest.raises(ValueError, match="lazy in layer 3, samples 3 to 4: the probe reports not"):
-        ci.sweep(make(), data(), probes=probe, batch_size=3, controls=0, progress=False)
 
 
 FORWARDS = {

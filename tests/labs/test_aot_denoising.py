@@ -3,7 +3,7 @@
 import aot_denoising
 import pytest
 import torch
-from aot_denoising import ETA, HEADS, LAYERS, RATE, STACKS, TAU, P
+from aot_denoising import ETA, HEADS, RATE, STACKS, TAU, P
 
 
 @pytest.fixture(scope="module")
@@ -53,17 +53,3 @@ def test_one_layer_has_the_rate_of_the_theorem_and_none_in_random_subspaces(u):
         assert after / before == pytest.approx(RATE, rel=1e-12)
         turned = aot_denoising.next_layer(z, aot_denoising.bases(1), stack)
         assert aot_denoising.signal_to_noise(turned, u) < before
-
-
-@pytest.mark.parametrize(
-    "factor, bend, answer",
-    [(1.3, 12, "supported"), (1.2, 12, "supported"), (1.1, 12, "not supported"),
-     (1.3, 4, "not supported"), (1.6, 12, "not supported")],
-)  # fmt: skip
-def test_every_layer_is_asked_for_the_factor_of_the_theorem(factor, bend, answer):
-    series = [[2.0 * factor ** min(layer, bend) for layer in range(LAYERS + 1)]] * 3
-    found = {f"{stack}|{which}|0.1": series for which in ("planted", "random") for stack in STACKS}
-    row = aot_denoising.stack_claim(found, STACKS[0], "small", 3)
-    assert row["answer"] == answer and row["n"] == 3
-    other = aot_denoising.stack_claim(found, "softmax", "small", 3)  # needs no factor but growth
-    assert other["answer"] == ("supported" if bend == LAYERS else "not supported")

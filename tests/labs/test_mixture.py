@@ -75,18 +75,3 @@ def test_the_mean_cosine_with_the_others():
     slow = torch.stack([pairs[:, i, [j for j in range(7) if j != i]].mean(-1) for i in range(7)], 1)
     torch.testing.assert_close(mixture.pairwise_cosine(z), slow)
     assert mixture.spreads(z.expand(5, 7, 11))["rank of CLS"].shape == (1,)
-
-
-def test_a_claim_needs_the_interval_above_zero_and_untrained_networks():
-    pair = ("own subspaces", "one Gaussian")
-
-    def answer(means, untrained):
-        key = " - ".join(pair)
-        found = {key: [{"mean": m, "low": m - 0.1, "high": m + 0.1} for m in means]}
-        twins = [{key: [{"mean": untrained + 0.01 * k} for _ in means]} for k in range(3)]
-        return mixture.mixture_claim("a", found, twins, pair, 2)["answer"]
-
-    assert answer([1.0, 2.0], 0.5) == "supported"
-    assert answer([1.0, 2.0], 1.5) == "depends"
-    assert answer([1.0, 2.0], 1.0) == "undecided"
-    assert answer([-1.0, -2.0], -5.0) == "not supported"

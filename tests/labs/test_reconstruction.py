@@ -83,12 +83,3 @@ def test_a_stream_in_another_basis_is_turned_back():
     assert reconstruction.scaled_error(turned, wanted[4:]).max() < 1e-3
     noise = reconstruction.rotated(random(8, 17, 7, seed=4), wanted)
     assert reconstruction.scaled_error(noise, wanted[4:]).mean() > 0.9
-
-
-def test_the_claim_is_on_paired_images():
-    assert reconstruction.picture_claim([1.0, 2, 3], [1.2, 2.25, 3.2], "linear", 9)["answer"] == (
-        "supported"
-    )
-    assert reconstruction.picture_claim([1.0, 2, 3], [1.2, 1.7, 3.1], "linear", 9)["answer"] == (
-        "undecided"
-    )

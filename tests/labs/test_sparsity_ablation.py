@@ -2,7 +2,6 @@
 
 import ablated
 import pytest
-import sparsity_ablation
 import torch
 
 from crate_interp.measures import ista_step
@@ -58,33 +57,3 @@ def test_noise_and_signs_have_the_size_that_is_stated(model, images):
     ratio = (noisy - clean).square().mean().sqrt() / clean.square().mean().sqrt()
     assert ratio == pytest.approx(ablated.CODE_NOISE, rel=0.05)
     torch.testing.assert_close((moved - still).abs(), torch.full_like(still, 0.01))
-
-
-def test_the_rules():
-    def claims(clean, start=0.0):
-        runs = {
-            lambd: [dict.fromkeys(ablated.CORRUPTIONS, 0.9) | {"l0": 0.5 - lambd / 5 + 0.001 * k}
-                    for k in range(3)]
-            for lambd in sparsity_ablation.TRAINED_AT
-        }  # fmt: skip
-        for run, change in zip(runs[0.5], clean, strict=True):
-            run["clean"] += change
-        begun = {lambd: [{"l0": 0.5 - start * lambd}] * 3 for lambd in runs}
-        return sparsity_ablation.training_claims(runs, begun)
-
-    assert claims([0.001, 0.0012, 0.0011])[0]["answer"] == "supported"
-    assert claims([0.1, 0.11, 0.12])[0]["answer"] == "not supported"
-    assert claims([0.0, 0.05, -0.05])[0]["answer"] == "undecided"
-    # the threshold alone, before training, may make codes as sparse
-    assert [row["answer"] for row in claims([0.0] * 3)[1:3]] == ["supported"] * 2
-    assert [row["answer"] for row in claims([0.0] * 3, 0.4)[1:3]] == ["not supported"] * 2
-
-
-def test_a_loss_of_hits_is_more_than_that_of_a_random_change():
-    own = [1.0] * 64
-    lost = [0.0] * 32 + [1.0] * 32
-    after = {sparsity_ablation.OWN: {"clean": own}, 0.0: {"clean": lost}}
-    assert sparsity_ablation.loses_claim(after, own)["answer"] == "supported"
-    assert sparsity_ablation.loses_claim(after, lost)["answer"] == "undecided"
-    low, high = sparsity_ablation.hits_interval(own, own)
-    assert -0.06 < low < 0 < high < 0.06  # no change in 64 excludes 4 / (64 + 4)

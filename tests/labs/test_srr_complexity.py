@@ -169,49 +169,6 @@ def test_the_margin_is_that_of_slow_loops_and_must_be_above_0():
 
 
 @pytest.mark.slow
-def test_the_noise_costs_a_tenth_of_the_accuracy():
-    recipe = zoo.grid()[0]
-    model = zoo.trained(recipe)
-    images, labels = (each[:61] for each in zoo.digits()[:2])
-    sigma = complexity.noise_level(model, images, labels)
-    generator, hits = torch.Generator().manual_seed(7), []
-    for _ in range(50):
-        noisy = copy.deepcopy(model)
-        with torch.no_grad():
-            for weight in noisy.parameters():
-                if weight.ndim == 2:
-                    weight.add_(sigma * torch.randn(weight.shape, generator=generator))
-        hits.append(zoo.scores(noisy, images, labels)[1])
-    drop = zoo.scores(model, images, labels)[1] - sum(hits) / 50
-    assert 0.05 < drop < 0.2
-
-
-def grid_table(**columns):
-    rows = [{axis: getattr(recipe, axis) for axis in srr_complexity.AXES} for recipe in zoo.grid()]
-    table = pd.DataFrame(rows).assign(gap=[float(place * 7 % 32) for place in range(32)])
-    for place, name in enumerate(complexity.MEASURES):
-        table[name] = [float((place + 3) * row % 31) for row in range(32)]
-    columns |= {srr_complexity.form_name(*each): columns["SRR"] for each in srr_complexity.FORMS}
-    return table.assign(**{name: values(table["gap"]) for name, values in columns.items()})
-
-
-def claims_of(table):
-    draws = srr_complexity.kendall.resampled(table[list(complexity.MEASURES)], table["gap"])
-    return (srr_complexity.correlation_claim(table, draws), srr_complexity.rank_claim(table, draws))
-
-
-@pytest.mark.slow
-def test_the_measure_wins_only_where_its_interval_is_above_0():
-    alone = claims_of(grid_table(SRR=lambda gap: gap))
-    assert [each["answer"] for each in alone] == ["supported", "supported"]
-    tied = claims_of(grid_table(SRR=lambda gap: gap, **{"path-norm": lambda gap: gap**3}))
-    assert [each["answer"] for each in tied] == ["supported", "not supported"]  # a tie is no more
-    assert tied[1]["ours"] == 0
-    wrong = claims_of(grid_table(SRR=lambda gap: -gap))
-    assert [each["answer"] for each in wrong] == ["not supported", "not supported"]
-
-
-@pytest.mark.slow
 def test_the_quick_lab(tmp_path):
     found = srr_complexity.run("quick", lab.Steps(None))
     assert len(found.table()) == 4

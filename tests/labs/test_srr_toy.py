@@ -49,22 +49,6 @@ def test_the_regimes_are_what_they_say():
         assert low <= min(shares) and max(shares) <= high
 
 
-@pytest.mark.parametrize(
-    "change, random, answer",
-    [(1, 0.5, "depends"), (1, 2, "not supported"), (-1, -2, "not supported")],
-)
-def test_each_regime_is_asked_beyond_a_random_step(change, random, answer):
-    rule = "(b) gradient of the Taylor bound"  # rises in the paper
-    moved = {"change": change, "change by a random step": random, "share above 1": 1}
-    rows = [
-        [quantity, f"{rule}: {regime}", seed, 0, sign * value * (1 + 0.01 * seed)]
-        for regime, sign in zip(srr_toy.REGIMES, (1, -1), strict=True)
-        for seed in range(3)
-        for quantity, value in moved.items()
-    ]
-    assert srr_toy.of_rule(rows, rule)["answer"] == answer
-
-
 @pytest.mark.slow
 def test_rule_b_turns_with_the_regime():
     found = srr_toy.run("quick", Steps(None)).table()

@@ -97,50 +97,6 @@ def test_the_kept_readings_are_those_of_the_weights():
         )
 
 
-def networks(**accuracies):
-    rows = [
-        {"variant": variant, "seed": seed, "accuracy": value, "untrained": 0.1}
-        for variant, values in accuracies.items()
-        for seed, value in enumerate(values)
-    ]
-    return pd.DataFrame(rows)
-
-
-@pytest.mark.parametrize(
-    ("higher", "answer"),
-    [
-        ((0.90, 0.91, 0.92), "supported"),
-        ((0.80, 0.80, 0.82), "not supported"),
-        ((0.86, 0.84, 0.88), "undecided"),
-    ],
-)
-def test_a_ranking_is_answered_by_its_interval(higher, answer):
-    table = networks(c=(0.85, 0.86, 0.87), n=higher)
-    assert srr_zoo.pair_claim(table, "c", "n")["answer"] == answer
-
-
-def changes(trained, untrained=0.0):
-    rows = {"trained": trained, "untrained": untrained}
-    return pd.DataFrame(rows, index=range(len(trained))).assign(
-        over=lambda x: x["trained"] - x["untrained"]
-    )
-
-
-def test_a_change_that_untrained_networks_have_too_is_not_supported():
-    falls = changes([-5.0, -5.1, -4.9])
-    same = changes([-5.0, -5.1, -4.9], untrained=-5.0)
-    less = changes([-5.0, -5.1, -4.9], untrained=-9.0)
-
-    def answer(*frames):
-        values = dict(zip(layerwise.FRAMES, frames, strict=True))
-        return srr_zoo.over_frames("depth", "c", values)["answer"]
-
-    assert answer(falls, falls, falls) == "supported"
-    assert answer(less, less, less) == "not supported"
-    assert answer(falls, falls, less) == "depends"
-    assert answer(falls, falls, same) == answer(same, same, same) == "undecided"
-
-
 @pytest.mark.slow
 def test_the_quick_lab(tmp_path):
     found = srr_zoo.run("quick", lab.Steps(None))

@@ -2,7 +2,6 @@
 
 import math
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -175,26 +174,3 @@ def test_not_finite():
         assert m.contracted_rate(codes, contraction, 0.3).isnan().tolist() == alone
         assert m.contraction_coverage(contraction).isnan().tolist() == alone
         assert m.representatives_in_use(contraction).isnan().tolist() == alone
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_bad_arguments():
-    codes, contraction = drawn(13)
-    for measure in (m.contracted_rate, m.contracted_rate_gradient):
-        with pytest.raises(ValueError, match=r"\[3, 13, 7\] does not fit codes \[3, 13"):
-            measure(codes, contraction.mT, 0.3)
-        with pytest.raises(ValueError, match=r"\[1, 7, 13\] does not fit codes \[3, 13, 5\]"):
-            measure(codes, contraction[:1], 0.3)
-        with pytest.raises(ValueError, match="give a number above 0"):
-            measure(codes, contraction, -0.1)
-        with pytest.raises(ValueError, match="there is no contraction to measure"):
-            measure(codes, contraction[:, :0], 0.3)
-        with pytest.raises(ValueError, match="there are no tokens to measure"):
-            measure(codes[:, :0], contraction[..., :0], 0.3)
-    for measure in (m.contraction_coverage, m.representatives_in_use):
-        with pytest.raises(ValueError, match="negative numbers: give weights"):
-            measure(-contraction)
-        with pytest.raises(ValueError, match="there is no contraction to measure"):
-            measure(contraction[:, :0])
-        with pytest.raises(ValueError, match=r"a measure takes \[..., head rep pos\], got shape"):
-            measure(contraction[0])

@@ -133,19 +133,3 @@ def test_scale_free_measures_ignore_scale_and_rotation(seed):
     np.testing.assert_allclose(cosine.numpy(), entries, rtol=1e-9)
     turn = torch.linalg.qr(draw(seed + 4, 11, 11))[0]
     close(output_map_cosine(1e-30 * w_o @ turn.T, 7 * turn @ u), cosine)
-
-
-def test_bad_arguments():
-    with pytest.raises(ValueError, match="the layer has only one"):
-        head_overlap(draw(7, 1, 5, 3))
-    with pytest.raises(ValueError, match=r"the matrix is empty: shape \[2, 0, 3\]"):
-        orthonormality_defect(torch.ones(2, 0, 3))
-    z = draw(8, 5, 11)
-    z[2, 3] = math.inf
-    assert projection_energy(z, draw(9, 2, 11, 3)).isnan().any(dim=-1).tolist() == [
-        False,
-        False,
-        True,
-        False,
-        False,
-    ]

@@ -214,30 +214,3 @@ def test_not_finite():
             assert measure(membership).isnan().nonzero().tolist() == [[2]]
         assert m.membership_share(membership).isnan().tolist() == [False, True, False]
         assert m.membership_balance(membership).isnan()
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_bad_arguments():
-    codes, membership = drawn(12)
-    for measure in (m.variational_rate, m.variational_rate_gradient):
-        with pytest.raises(ValueError, match=r"\[13, 3\] does not fit codes \[3, 13, 5"):
-            measure(codes, membership.T, 0.3)
-        with pytest.raises(ValueError, match="negative numbers: give weights"):
-            measure(codes, -membership, 0.3)
-        with pytest.raises(ValueError, match="give a number above 0"):
-            measure(codes, membership, 0.0)
-        with pytest.raises(ValueError, match="there are no tokens to measure"):
-            measure(codes[:, :0], membership[:, :0], 0.3)
-        with pytest.raises(ValueError, match=r"a measure takes \[..., head pos d_head\], got"):
-            measure(codes[0], membership[0], 0.3)
-        with pytest.raises(ValueError, match="a measure takes floats, got torch.int64"):
-            measure(codes, membership.long(), 0.3)
-    for measure in (
-        m.assignment_entropy, m.subspaces_per_token, m.membership_share, m.membership_balance,
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match="there is no membership to measure"):
-            measure(membership[:, :0])
-        with pytest.raises(ValueError, match=r"a measure takes \[..., head pos\], got shape \[13"):
-            measure(membership[0])
-    with pytest.raises(ValueError, match="compares heads, but the layer has only one"):
-        m.membership_balance(membership[:1])
