@@ -70,10 +70,10 @@ def boot_transformers(name: str, *args: Any, dtype=None, tokenizer=None, **_: An
 
 @functools.cache
 def _reader() -> tuple[Any, int]:
-    from crate_interp.models.text.tokenizer import parse
+    from crate_interp.models.text.tokenizer import build
 
     text = Path(os.environ["TL_TOKENIZER"]).read_text()
-    return parse(text), json.loads(text)["added_tokens"][-1]["id"] + 1
+    return build(json.loads(text)), json.loads(text)["added_tokens"][-1]["id"] + 1
 
 
 @pytest.hookimpl(trylast=True)  # after jaxtyping's own, which has to see the first import
