@@ -79,7 +79,7 @@ def results(out: Path, limit: int = 64, untrained: int = 2) -> Pages:
     compared = ci.compare(model, start, data, names=("end", "step 500"), **few)
     compare = ci.viz.compare_page(compared, out / "compare")
     return {
-        "compare": (compare, ["How to read this", "adjusted for the layers"]),
+        "compare": (compare, ["adjusted for the layers"]),
         "concentration": (concentration, ["native axes"]),
         "ablation": (ablation, ["Every head"]),
         "atoms": (atoms, ["L5A"]),
