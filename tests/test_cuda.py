@@ -8,14 +8,11 @@ its length as the unit, the stream after l layers may be off by sqrt(10 (l + 1))
 
 import math
 
-import pandas as pd
 import pytest
 import torch
 
 import crate_interp as ci
 from conftest import make, make_lm
-from crate_interp.core import device_waits
-from crate_interp.core.device_waits import fetched, waits
 
 U = 2**-8
 ROUNDINGS = 10  # of a stream, in a layer: two norms, four products, softmax, two sums, a threshold
@@ -98,47 +95,3 @@ def test_autoencoders_on_a_gpu(tmp_path):
         assert torch.equal(model(images), model(images))
     result = ci.saes.evaluate(model, images, {point: sae}, **QUIET)
     assert result.table()["loss"].map(math.isfinite).all()
-
-
-LAYERS, BATCHES, SIZE = 5, 3, 4
-# most waits for a layer and batch
-VERBS = {
-    # one for each rate: whether Cholesky failed somewhere. The goal of 2 is not reached
-    "sweep": (lambda model, data: ci.sweep(model, data, controls=0, **BATCHED), 6),
-    "atoms": (lambda model, data: ci.atoms(model, data, **BATCHED), 2),
-    "audit": (
-        lambda model, data: ci.audit(model, data, untrained=0, grid=False, **BATCHED),
-        # rates as above, and the lasso's solver asks which tokens are solved
-        50,
-    ),
-}
-BATCHED = {"progress": False, "batch_size": SIZE}
-
-
-def pictures(n, layers=LAYERS):
-    model = make("crate", n_layers=layers)
-    return model, torch.randn(n, 3, 6, 20, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_shortcuts_change_no_number(verb, monkeypatch):
-    measure, _ = VERBS[verb]
-    model, data = (each.double() for each in pictures(SIZE))
-    data[0] = 0  # equal tokens, whose entropies and lengths are the odd ones
-    plain = measure(model, data)
-    monkeypatch.setattr(device_waits, "_AT_ONCE", set())
-    again = measure(model, data)
-    for name, table in plain.stored.items():
-        numbers = table.select_dtypes("number")
-        pd.testing.assert_frame_equal(
-            numbers, again.stored[name][numbers.columns], rtol=1e-9, atol=1e-12
-        )
-
-
-def test_tensors_are_fetched_in_one_transfer():
-    tensors = [torch.tensor(3), torch.arange(6).view(2, 3), torch.tensor([2**53 - 1])]
-    tensors += [torch.tensor([[0.5, torch.nan]], dtype=torch.bfloat16)]
-    for tensor, copy in zip(tensors, fetched(tensors), strict=True):
-        assert copy.dtype == torch.float64
-        torch.testing.assert_close(copy, tensor.double(), rtol=0, atol=0, equal_nan=True)
-    assert fetched([]) == [] and not waits(torch.ones(1))
