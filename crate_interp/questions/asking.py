@@ -56,7 +56,7 @@ def ask(question: experiment.Question, model: HookedModel, data: Data, options: 
         if options.out is not None and not is_dry():
             shard = shard_of(options.shard)
             if not options.resume and shard.total > 1:
-                raise ValueError("resume=False would remove the chunks of other shards.")
+                raise ValueError("resume=False removes other shards' chunks: give another out=.")
             code = code_of(model, {"question": type(question), **question.read()}, options.tag)
             settings = meta | {"device": str(meta["device"]).partition(":")[0]}
             folder = options.out, question.result, settings, code, shard, options.resume

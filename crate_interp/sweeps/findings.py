@@ -15,7 +15,7 @@ from crate_interp.results.sample_ranges import counted
 from crate_interp.results.statistic import Row, low_to_high, sign_of
 from crate_interp.stats.contrasts import against_networks, mean_error
 from crate_interp.stats.intervals import interval_words, signs, student_interval
-from crate_interp.stats.verdicts import NOT_APPLICABLE, of_difference
+from crate_interp.stats.verdicts import BROKEN, KEPT, NOT_APPLICABLE, UNDECIDED
 from crate_interp.sweeps.layer_curves import baseline, curve, names, rows_of
 from crate_interp.sweeps.moments import errors
 
@@ -310,11 +310,11 @@ def _row(
     the key for a layer without a number. better: the sign that the theory expects. untrained: layer
     -> the sign with random weights; a layer with the same sign gets a ring.
     """
-    cells = []
+    cells, verdict_of = [], {1: KEPT, -1: BROKEN, 0: UNDECIDED}
     for layer in range(result.meta["n_layers"]):
         way, other = ways.get(layer), untrained.get(layer, 0)
         same = f", untrained {said[other]}" if other else ""
-        verdict = NOT_APPLICABLE if way is None else of_difference(float(better * way), 0.0)
+        verdict = NOT_APPLICABLE if way is None else verdict_of[better * way]
         alike = bool(way) and other == way
         cells.append(sign_of(verdict, f"layer {layer}: {said[way]}{same}", alike))
     return Row(title, cells, numbers)
