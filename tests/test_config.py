@@ -15,8 +15,8 @@ import crate_interp as ci
 from command import run
 from conftest import make, refuses
 from crate_interp.config import FAMILIES
+from crate_interp.config.base import FIELDS
 from crate_interp.config.families import UNTESTABLE
-from crate_interp.config.fields import FIELDS
 from crate_interp.models.weight_cache import model_digest
 from crate_interp.results.result_files import near_chance
 from published import GIVEN, SIZES, published

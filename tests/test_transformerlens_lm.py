@@ -13,7 +13,7 @@ from transformer_lens.tools.analysis.direct_logit_attribution import direct_logi
 import transformerlens_sdist as sdist
 import transformerlens_suite as suite
 from conftest import HEADS, LAYERS, LMS, make_lm
-from crate_interp.models.compat.hook_aliases import RefusedError
+from crate_interp.models.hook_aliases import RefusedError
 from selection import few
 
 POS, RIGHT, WRONG = 7, 3, 9
