@@ -57,7 +57,7 @@ def test_training_goes_on_from_any_step(data, tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "BATCH", 4)
     monkeypatch.setattr(demo, "HELD_OUT", 6)
     train = lambda name, **more: demo.train(settings(tmp_path / name, **more), data, data)  # noqa: E731
-    _, _, facts = goes_on(monkeypatch, demo, train, lambda name: train(name, steps=6), 3)
+    _, _, facts = goes_on(monkeypatch, train, lambda name: train(name, steps=6), 3)
     assert facts["minutes"] > 0 and (tmp_path / "parts" / "steps" / "step-0.safetensors").exists()
 
 

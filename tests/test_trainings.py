@@ -28,7 +28,6 @@ SMALL = dict(layers=2, width=32, steps=5, lr=1e-3, decay=0.01, push=1.0, fade=1.
 def small(monkeypatch):
     monkeypatch.setattr(demo, "BATCH", 3)
     monkeypatch.setattr(demo, "N_CTX", 16)
-    monkeypatch.setattr(demo, "SAVE_EVERY", 2)
 
 
 def settings(folder, **other):
@@ -104,7 +103,7 @@ def test_training_goes_on_from_any_step(cutouts, grounds, tmp_path, monkeypatch)
     monkeypatch.setattr(pictures_demo, "STEPS", 5)
     data = pictures_demo.Training(cutouts, grounds)
     train = lambda name, *more: pictures_demo.train(picture_settings(tmp_path / name, *more), data)  # noqa: E731
-    _, _, seconds = goes_on(monkeypatch, pictures_demo, train, lambda name: train(name, "clip"), 3)
+    _, _, seconds = goes_on(monkeypatch, train, lambda name: train(name, "clip"), 3)
     assert seconds > 0 and (tmp_path / "parts" / "steps" / "step-0.safetensors").exists()
 
 
