@@ -11,14 +11,15 @@ of the head that is best on the other half of the images (mass rule, patches). -
 that `demos/train_tiny_cutouts.py --model vit` writes.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from plain_vit import PlainViT
 from safetensors.torch import load_file
 from train_tiny_cutouts import SAVED_STEPS, SHIPPED, composites, make_model
+from training import arguments
 
 import crate_interp as ci
 from crate_interp.segmentation.result import CELL, SegmentResult
@@ -37,14 +38,13 @@ def crates() -> list[tuple[str, ci.HookedCrate]]:
 
 def vits(folder: Path) -> list[tuple[str, PlainViT]]:
     """Returns the plain ViT at the checkpoints of its training."""
-    files = [
-        (f"step {step}", folder / "steps" / f"step-{step}.safetensors") for step in SAVED_STEPS
-    ]
+    names = [f"steps/step-{step}" for step in SAVED_STEPS]
     models = []
-    for name, file in [*files, ("trained", folder / "model.safetensors")]:
-        model = make_model("vit")
-        model.load_state_dict({key: value.float() for key, value in load_file(file).items()})
-        models.append((name, model.eval()))
+    for name in [*names, "model"]:
+        model, state = make_model("vit"), load_file(folder / f"{name}.safetensors")
+        model.load_state_dict({key: value.float() for key, value in state.items()})
+        shown = "trained" if name == "model" else name.removeprefix("steps/").replace("-", " ")
+        models.append((shown, model.eval()))
     return models
 
 
@@ -79,14 +79,11 @@ def picture(scores: dict[str, list[tuple[str, SegmentResult]]], path: Path) -> N
     figure = Figure(figsize=(6, 3.4), layout="constrained")
     axes = figure.subplots()
     for (title, results), colour in zip(scores.items(), ("#1f6fb4", "#c05a1a"), strict=False):
-        rows = [result.overall() for _, result in results]
-        x, values = range(len(rows)), [row["value"] for row in rows]
-        below = [row["value"] - row["low"] for row in rows]
-        above = [row["high"] - row["value"] for row in rows]
+        rows = pd.DataFrame([result.overall() for _, result in results])
+        ends: Any = [rows["value"] - rows["low"], rows["high"] - rows["value"]]
         look: dict[str, Any] = dict(marker="o", markersize=4, color=colour, label=title)
-        axes.errorbar(x, values, yerr=[below, above], **look)
-        other = [row["other_image"] for row in rows]
-        axes.plot(x, other, ":", color=colour, label=f"{title}, mask of another image")
+        axes.errorbar(rows.index, rows["value"], ends, **look)
+        axes.plot(rows["other_image"], ":", color=colour, label=f"{title}, mask of another image")
     names, last = [name for name, _ in scores["CRATE"]], scores["CRATE"][-1][1].overall()
     for name, style in (("all_foreground", "--"), ("centre", "-."), ("border_colour", "-")):
         label = name.replace("_", " ")
@@ -97,15 +94,9 @@ def picture(scores: dict[str, list[tuple[str, SegmentResult]]], path: Path) -> N
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=Path("runs/emerges"))
-    parser.add_argument("--vit", type=Path)
-    args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
+    args = arguments(__doc__, out=Path("runs/emerges"), vit=Path())
     scores = {"CRATE": measured(crates())}
-    if args.vit:
+    if args.vit.name:
         scores["ViT"] = measured(vits(args.vit))
     for title, results in scores.items():
         print(table(title, results))

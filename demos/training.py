@@ -32,8 +32,8 @@ Optimizers = Sequence[torch.optim.Optimizer]
 def arguments(words: str | None, **options: Any) -> argparse.Namespace:
     """Returns what the command line says, and makes the folder --out.
 
-    options: a default by name; False is a switch, a type is an option that has to be there, and a
-    tuple is choices, the first of them the default.
+    options: a default by name. False is a switch, a type is an option that has to be there, a tuple
+    is choices, the first of them the default, and a list is a value of its kind, then the defaults.
     """
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=words, formatter_class=form)
@@ -49,7 +49,8 @@ def arguments(words: str | None, **options: Any) -> argparse.Namespace:
             how = dict(type=type(default[0]), nargs="*", default=default[1:])
         parser.add_argument(f"--{name.replace('_', '-')}", **how)
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
+    if not options["out"].suffix:
+        args.out.mkdir(parents=True, exist_ok=True)
     return args
 
 

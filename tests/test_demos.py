@@ -7,22 +7,24 @@ import subprocess
 import sys
 from pathlib import Path
 
-import neuron_records
 import numpy as np
-import pair_measures
 import pandas as pd
-import planted
 import pytest
 import torch
+
+import crate_interp as ci
+from segments import rectangles_and_noise
+
+sys.path.append(str(Path(__file__).parent.parent / "demos"))
+
+import neuron_records
+import pair_measures
+import planted
 import train_sae
 import train_tiny_cutouts as demo
 import whitebox_family as family
 
-import crate_interp as ci
-from segments import rectangles_and_noise
 from trainings import goes_on
-
-sys.path.append(str(Path(__file__).parent.parent / "demos"))
 
 
 @pytest.fixture
