@@ -1,7 +1,7 @@
 """Does segmentation emerge in training? Scores attention masks along a training.
 
-    python demos/segmentation_emerges.py --out runs/emerges
-    python demos/segmentation_emerges.py --out runs/emerges --vit runs/vit-tiny-cutouts
+    python demos/segmentation_emerges.py
+    python demos/segmentation_emerges.py --vit runs/vit-tiny-cutouts
 
 The masks are of crate-tiny-cutouts at the checkpoints of its training, beside chance, maps of the
 picture alone and a plain ViT. The images are 128 composites of objects and backgrounds that
@@ -13,9 +13,7 @@ that `demos/train_tiny_cutouts.py --model vit` writes.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
 from plain_vit import PlainViT
 from safetensors.torch import load_file
 from train_tiny_cutouts import SAVED_STEPS, SHIPPED, composites, make_model
@@ -72,36 +70,11 @@ def table(title: str, results: list[tuple[str, SegmentResult]]) -> str:
     return "\n".join([*lines, *("  ".join(f"{cell:>30}" for cell in row) for row in rows), ""])
 
 
-def picture(scores: dict[str, list[tuple[str, SegmentResult]]], path: Path) -> None:
-    """Writes a picture of the scores along the training, with intervals and chance levels."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 3.4), layout="constrained")
-    axes = figure.subplots()
-    for (title, results), colour in zip(scores.items(), ("#1f6fb4", "#c05a1a"), strict=False):
-        rows = pd.DataFrame([result.overall() for _, result in results])
-        ends: Any = [rows["value"] - rows["low"], rows["high"] - rows["value"]]
-        look: dict[str, Any] = dict(marker="o", markersize=4, color=colour, label=title)
-        axes.errorbar(rows.index, rows["value"], ends, **look)
-        axes.plot(rows["other_image"], ":", color=colour, label=f"{title}, mask of another image")
-    names, last = [name for name, _ in scores["CRATE"]], scores["CRATE"][-1][1].overall()
-    for name, style in (("all_foreground", "--"), ("centre", "-."), ("border_colour", "-")):
-        label = name.replace("_", " ")
-        axes.axhline(last[name], linestyle=style, linewidth=0.8, color="#777777", label=label)
-    axes.set(xticks=range(len(names)), xticklabels=names, ylabel="Jaccard index of the fixed head")
-    axes.legend(fontsize=7, frameon=False)
-    figure.savefig(path, dpi=150)
-
-
 def main() -> None:
-    args = arguments(__doc__, out=Path("runs/emerges"), vit=Path())
-    scores = {"CRATE": measured(crates())}
+    args = arguments(__doc__, vit=Path())
+    print(table("CRATE", measured(crates())))
     if args.vit.name:
-        scores["ViT"] = measured(vits(args.vit))
-    for title, results in scores.items():
-        print(table(title, results))
-    picture(scores, args.out / "emerges.png")
-    print(f"written to {args.out / 'emerges.png'}")
+        print(table("ViT", measured(vits(args.vit))))
 
 
 if __name__ == "__main__":

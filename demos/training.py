@@ -30,7 +30,7 @@ Optimizers = Sequence[torch.optim.Optimizer]
 
 
 def arguments(words: str | None, **options: Any) -> argparse.Namespace:
-    """Returns what the command line says, and makes the folder --out.
+    """Returns what the command line says, and makes the folder --out if there is one.
 
     options: a default by name. False is a switch, a type is an option that has to be there, a tuple
     is choices, the first of them the default, and a list is a value of its kind, then the defaults.
@@ -49,7 +49,7 @@ def arguments(words: str | None, **options: Any) -> argparse.Namespace:
             how = dict(type=type(default[0]), nargs="*", default=default[1:])
         parser.add_argument(f"--{name.replace('_', '-')}", **how)
     args = parser.parse_args()
-    if not options["out"].suffix:
+    if "out" in options and not options["out"].suffix:
         args.out.mkdir(parents=True, exist_ok=True)
     return args
 
