@@ -198,18 +198,14 @@ print(
 )
 
 # %% [markdown]
-# **So attention compresses if length does not count, and expands if it does.** What it writes
-# makes the stream longer, and R^c grows with length. With the length taken out R^c falls in every
-# layer, and by more than with shuffled updates. It falls by more than with random output maps as
-# well: in layers 2 to 5 in both frames, in layers 0 and 1 in neither (adjusted for testing six
-# layers). This is not the step of the derivation. Most output maps lean to the sign opposite to
-# U_k^T, and only a little: a cosine of -0.28 is 8 % of the squared norm. The sparse step lowers its
-# lasso, but in three layers of six random dictionaries lower theirs more.
+# **So attention compresses if length does not count, and expands if it does.** With the length
+# taken out R^c falls in every layer, and by more than with shuffled updates; by more than with
+# random output maps as well in layers 2 to 5 in both frames, in layers 0 and 1 in neither. This is
+# not the step of the derivation: most output maps lean to the sign opposite to U_k^T, and only a
+# little (a cosine of -0.28 is 8 % of the squared norm).
 #
-# **Where it holds.** `crate-tiny-fashion`, trained once. Intervals are over its 32 images, and
-# those of the gain over 8 random maps. No interval says anything about another training run. Excess
-# and gain are at eps 0.1, with U as stored and all tokens. The band is that of independent entries.
-#
-# **What it does not show.** Which frame is the right one: the paper's step is a weighted mean of Z
-# and MSSA(Z), and a network adds MSSA(LN(Z)) to Z. Whether a network answers better because its
-# layers compress: notebook 08 asks that. And whether a large network does the same: set `REAL`.
+# **The doubt.** One network, `crate-tiny-fashion`, trained once. Intervals are over its 32 images,
+# those of the gain over 8 random maps, at eps 0.1 with U as stored. Which frame is the right one is
+# not shown: the paper's step is a weighted mean of Z and MSSA(Z), and a network adds MSSA(LN(Z)) to
+# Z. Whether a network answers better because its layers compress: notebook 08. A large network: set
+# `REAL`.

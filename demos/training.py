@@ -127,8 +127,18 @@ def fit(
     """
     out.mkdir(parents=True, exist_ok=True)
     resume = out / "resume.pt"
-    step, seconds = resumed(model, optimizers, resume, settings)
-    save = lambda: save_training(model, optimizers, resume, settings, step, seconds)  # noqa: E731
+    step, seconds, saved = 0, 0.0, load_resume(resume, settings)
+    if saved is not None:
+        step, seconds = saved["step"], saved["seconds"]
+        model.load_state_dict(saved["model"])
+        for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+
+    def save() -> None:
+        states = [one.state_dict() for one in optimizers]
+        weights = dict(model=model.state_dict(), optimizers=states, settings=settings)
+        save_resume(weights | dict(step=step, seconds=seconds), resume)
+
     with tqdm(total=steps, initial=step, desc=words, unit="step", mininterval=5) as bar:
         try:
             while step < min(steps, stop or steps):
@@ -181,27 +191,6 @@ def load_resume(path: Path, settings: Any) -> dict[str, Any] | None:
             f"{path} belongs to a run with other settings: remove it, or give another --out."
         )
     return state
-
-
-def save_training(
-    model: nn.Module, optimizers: Optimizers, path: Path, settings: Any, step: int, seconds: float
-) -> None:
-    """Saves what `resumed` goes on from."""
-    weights = dict(model=model.state_dict(), optimizers=[one.state_dict() for one in optimizers])
-    save_resume(weights | dict(step=step, settings=settings, seconds=seconds), path)
-
-
-def resumed(
-    model: nn.Module, optimizers: Optimizers, path: Path, settings: Any
-) -> tuple[int, float]:
-    """Loads what `save_training` saved; returns its step and seconds, or zeros without a file."""
-    saved = load_resume(path, settings)
-    if saved is None:
-        return 0, 0.0
-    model.load_state_dict(saved["model"])
-    for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
-        optimizer.load_state_dict(state)
-    return saved["step"], saved["seconds"]
 
 
 def save_pictures(path: Path, names: Sequence[str], labels: Iterable[int], **pictures: Any) -> None:
