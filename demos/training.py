@@ -38,7 +38,7 @@ def arguments(words: str | None, **options: Any) -> argparse.Namespace:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=words, formatter_class=form)
     for name, default in options.items():
-        how: dict[str, Any] = dict(type=type(default), default=default)
+        how: dict[str, Any] = dict(type=type(default), default=default, help="default: %(default)s")
         if default is False:
             how = dict(action="store_true")
         elif isinstance(default, type):
