@@ -127,9 +127,10 @@ def fit(
     """
     out.mkdir(parents=True, exist_ok=True)
     resume = out / "resume.pt"
-    step, seconds, saved = 0, 0.0, load_resume(resume, settings)
-    if saved is not None:
-        step, seconds = saved["step"], saved["seconds"]
+    saved = load_resume(resume, settings)
+    step: int = saved["step"] if saved else 0
+    seconds: float = saved["seconds"] if saved else 0.0
+    if saved:
         model.load_state_dict(saved["model"])
         for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
             optimizer.load_state_dict(state)
