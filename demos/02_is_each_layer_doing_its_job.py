@@ -35,11 +35,7 @@ REAL = False
 model = ci.load("crate-small-imagenet1k" if REAL else "crate-tiny-fashion")
 audit = ci.audit(model, "embedded:fashion", limit=32, untrained=2, progress=False)
 
-FRAMES = {
-    "stream": "Stream as it is",
-    "read": "Through LayerNorm",
-    "unit": "At a fixed norm",
-}
+FRAMES = {"stream": "Stream as it is", "read": "Through LayerNorm", "unit": "At a fixed norm"}
 table = audit.table()
 every_eps = table[table["number"] == "compresses"]
 at = (every_eps["eps"] == 0.1) & (every_eps["basis"] == "stored") & (every_eps["tokens"] == "all")
@@ -81,16 +77,14 @@ figure
 
 
 # %%
-def said(name):
-    """Returns a number of the rates in per cent with its interval, as text."""
-    value = "value" if name == "" else name
-    ends = ["low", "high"] if name == "" else [f"{name}_low", f"{name}_high"]
-    numbers = (100 * rates[[value, *ends]]).to_numpy()
-    return [f"{middle:+.1f} ({low:+.1f}, {high:+.1f})" for middle, low, high in numbers]
-
-
-columns = {"change of R^c": said(""), "excess over shuffled": said("excess"), "gain": said("gain")}
-pd.DataFrame(columns, index=rates.index).loc[list(FRAMES)]
+SHOWN = {  # a number and its interval
+    "change of R^c": ["value", "low", "high"],
+    "excess over shuffled": ["excess", "excess_low", "excess_high"],
+    "gain": ["gain", "gain_low", "gain_high"],
+}
+said = lambda row: "{:+.1f} ({:+.1f}, {:+.1f})".format(*100 * row)
+columns = {words: rates[names].apply(said, axis=1) for words, names in SHOWN.items()}
+pd.DataFrame(columns).loc[list(FRAMES)]
 
 # %% [markdown]
 # ## All claims
@@ -127,30 +121,19 @@ lasso[names].round(3)
 STEPS = [0, 10, 40, 160, 640, 2560, 4280]
 networks = [ci.load("crate-tiny-fashion", revision=f"step-{step}") for step in STEPS[:-1]]
 networks.append(ci.load("crate-tiny-fashion"))
-with torch.no_grad():
-    cosines = torch.stack(
-        [
-            torch.stack(
-                [
-                    ci.measures.output_map_cosine(block.attn.W_O, block.attn.U)
-                    for block in network.blocks
-                ]
-            )
-            for network in networks
-        ]
-    )  # [step, layer, head]
+cosine = lambda block: ci.measures.output_map_cosine(block.attn.W_O, block.attn.U)
+with torch.no_grad():  # [step, layer, head]
+    cosines = torch.stack([torch.stack(list(map(cosine, one.blocks))) for one in networks])
 _, d_model, d_head = networks[0].blocks[0].attn.U.shape
 band = 1.96 * (d_head * d_model) ** -0.5
 
 figure = Figure(figsize=(11, 3.4), layout="constrained")
-COLOURS, MARKERS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7"], "os^D"
+LOOKS = [("#0072b2", "o"), ("#d55e00", "s"), ("#009e73", "^"), ("#cc79a7", "D")]
 for layer, axis in enumerate(figure.subplots(1, cosines.shape[1], sharey=True)):
     axis.axhspan(-band, band, color="0.88", label="95 % of random matrices")
-    for head in range(cosines.shape[2]):
-        axis.plot(
-            STEPS, cosines[:, layer, head], color=COLOURS[head], marker=MARKERS[head], ms=3.5,
-            lw=1.4, label=f"head {head}",
-        )  # fmt: skip
+    for head, (colour, mark) in enumerate(LOOKS):
+        line = dict(color=colour, marker=mark, ms=3.5, lw=1.4, label=f"head {head}")
+        axis.plot(STEPS, cosines[:, layer, head], **line)
     axis.set_xscale("symlog", linthresh=10)
     axis.set_xticks([0, 10, 100, 1000], ["0", "10", "100", "1000"], rotation=45)
     axis.minorticks_off()
@@ -170,11 +153,10 @@ figure
 images = model.preprocess(ci.data.embedded("fashion")[:32]["image"])
 with torch.no_grad():
     _, cache = model.run_with_cache(images)
+length = torch.linalg.matrix_norm
 for layer in range(len(model.blocks)):
-    before, after = (
-        torch.linalg.matrix_norm(cache[point, layer]) for point in ("resid_pre", "resid_mid")
-    )
-    growth = 100 * (after / before - 1)
+    growth = length(cache["resid_mid", layer]) / length(cache["resid_pre", layer])
+    growth = 100 * (growth - 1)
     half = 2.04 * growth.std() / len(growth) ** 0.5
     print(f"layer {layer}: |Z| grows by {growth.mean():.1f} % ± {half:.1f}")
 
@@ -182,10 +164,9 @@ for layer in range(len(model.blocks)):
 layers = len(model.blocks)
 
 
-def count(frame, name):
+def count(frame, words):
     """Returns in how many layers of a frame the 95 % interval lies below 0, and above."""
-    ends = ["low", "high"] if name == "value" else [f"{name}_low", f"{name}_high"]
-    low, high = rates.loc[frame][ends].to_numpy().T
+    _, low, high = rates.loc[frame][SHOWN[words]].to_numpy().T
     return int((high < 0).sum()), int((low > 0).sum())
 
 
@@ -193,13 +174,13 @@ print(f"Answer, for {layers} layers on {audit.meta['n_samples']} images at eps 0
 for frame, name in FRAMES.items():
     others = every_eps[(every_eps["frame"] == frame) & (every_eps["eps"] != 0.1)]["value"]
     last = 100 * rates.loc[(frame, layers - 1)][["value", "low", "high"]]
-    falls, rises = count(frame, "value")
+    (falls, rises), (less, _), (lower, higher) = (count(frame, words) for words in SHOWN)
     kept = (rates.loc[frame]["verdict"] == "kept").sum()
     print(
         f"* {name}: attention lowers R^c in {falls} and raises it in {rises} "
         f"(last layer: {last['value']:+.1f} %, {last['low']:+.1f} to {last['high']:+.1f}).\n"
-        f"  With shuffled updates R^c is higher in {count(frame, 'excess')[0]}; with random output "
-        f"maps it is higher in {count(frame, 'gain')[0]} and lower in {count(frame, 'gain')[1]}.\n"
+        f"  With shuffled updates R^c is higher in {less}; with random output "
+        f"maps it is higher in {lower} and lower in {higher}.\n"
         f"  All three together, adjusted for testing {layers} layers: kept in {kept}.\n"
         f"  At other eps from 0.01 to 100 it falls in {(others < 0).sum()} of {len(others)} cases."
     )
@@ -217,18 +198,14 @@ print(
 )
 
 # %% [markdown]
-# **So attention compresses if length does not count, and expands if it does.** What it writes
-# makes the stream longer, and R^c grows with length. With the length taken out R^c falls in every
-# layer, and by more than with shuffled updates. It falls by more than with random output maps as
-# well: in layers 2 to 5 in both frames, in layers 0 and 1 in neither (adjusted for testing six
-# layers). This is not the step of the derivation. Most output maps lean to the sign opposite to
-# U_k^T, and only a little: a cosine of -0.28 is 8 % of the squared norm. The sparse step lowers its
-# lasso, but in three layers of six random dictionaries lower theirs more.
+# **So attention compresses if length does not count, and expands if it does.** With the length
+# taken out R^c falls in every layer, and by more than with shuffled updates; by more than with
+# random output maps as well in layers 2 to 5 in both frames, in layers 0 and 1 in neither. This is
+# not the step of the derivation: most output maps lean to the sign opposite to U_k^T, and only a
+# little (a cosine of -0.28 is 8 % of the squared norm).
 #
-# **Where it holds.** `crate-tiny-fashion`, trained once. Intervals are over its 32 images, and
-# those of the gain over 8 random maps. No interval says anything about another training run. Excess
-# and gain are at eps 0.1, with U as stored and all tokens. The band is that of independent entries.
-#
-# **What it does not show.** Which frame is the right one: the paper's step is a weighted mean of Z
-# and MSSA(Z), and a network adds MSSA(LN(Z)) to Z. Whether a network answers better because its
-# layers compress: notebook 08 asks that. And whether a large network does the same: set `REAL`.
+# **The doubt.** One network, `crate-tiny-fashion`, trained once. Intervals are over its 32 images,
+# those of the gain over 8 random maps, at eps 0.1 with U as stored. Which frame is the right one is
+# not shown: the paper's step is a weighted mean of Z and MSSA(Z), and a network adds MSSA(LN(Z)) to
+# Z. Whether a network answers better because its layers compress: notebook 08. A large network: set
+# `REAL`.

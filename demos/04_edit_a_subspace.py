@@ -51,7 +51,8 @@ def said(differences):
     return f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
 
 
-whole = {half: losses(part) for half, part in (("choose", choose), ("judge", judge))}
+HALVES = {"choose": choose, "judge": judge}
+whole = {half: losses(part) for half, part in HALVES.items()}
 for half, (loss, right) in whole.items():
     print(
         f"{half}: {len(right)} images, loss {loss.mean():.3f}, accuracy {right.mean():.3f} "
@@ -67,7 +68,7 @@ for half, (loss, right) in whole.items():
 
 # %% tags=["lead"]
 costs = {}
-for half, part in (("choose", choose), ("judge", judge)):
+for half, part in HALVES.items():
     with torch.no_grad():
         _, cache = model.run_with_cache(images[part])
     rows = []
@@ -77,9 +78,11 @@ for half, part in (("choose", choose), ("judge", judge)):
             loss, right = losses(part, hook)
             rows.append(torch.stack([loss - whole[half][0], whole[half][1] - right]))
     costs[half] = torch.stack(rows, dim=1)  # [loss or accuracy, head, image]
-for place, name in enumerate(("loss", "accuracy")):
-    means = torch.stack([costs[half][place].mean(dim=1) for half in costs])
-    print(f"correlation of the halves over heads, by {name}: {torch.corrcoef(means)[0, 1]:+.2f}")
+alike = [
+    torch.corrcoef(torch.stack([costs[half][place].mean(dim=1) for half in costs]))[0, 1]
+    for place in (0, 1)
+]
+print("correlation of the halves over heads, by loss {:+.2f}, by accuracy {:+.2f}".format(*alike))
 best = int(costs["choose"][0].mean(dim=1).argmax())
 layer, head = divmod(best, model.cfg.n_heads)
 lost, wrong = (said(costs["judge"][place][best]) for place in (0, 1))
@@ -91,7 +94,6 @@ axes = figure.subplots()
 image = axes.imshow(drop, cmap="RdBu_r", vmin=-drop.abs().max(), vmax=drop.abs().max())
 axes.set(xlabel="head", ylabel="layer", title="rise of the loss without the head, nats")
 figure.colorbar(image)
-figure.savefig("ablated-heads.png", dpi=120)
 figure
 
 # %% [markdown]
@@ -111,13 +113,10 @@ for point in ("ln1.hook_normalized", "hook_resid_pre"):
     name = f"blocks.{layer}.{point}"
     take = edit.project_out(u)
     with torch.no_grad(), model.hooks([(name, take)]):
-        code = model.run_with_cache(images[:8], names_filter=f"blocks.{layer}.attn.hook_u")[1][
-            "u", layer, "attn"
-        ]
-    cost = losses(judge, (name, take))[0] - whole["judge"][0]
-    null = torch.stack(
-        [(losses(judge, (name, edit.project_out(v)))[0] - whole["judge"][0]).mean() for v in others]
-    )
+        code = model.run_with_cache(images[:8])[1]["u", layer, "attn"]
+    edits = [(name, take), *((name, edit.project_out(v)) for v in others)]
+    cost, *null = (losses(judge, one)[0] - whole["judge"][0] for one in edits)
+    null = torch.stack(null).mean(dim=1)
     shares[point] = (1 + int((null >= cost.mean()).sum())) / (1 + len(null))
     print(
         f"L{layer}H{head}, span taken out of {point}: "
@@ -137,10 +136,7 @@ for point in ("ln1.hook_normalized", "hook_resid_pre"):
 last = model.cfg.n_layers - 1
 axes = torch.eye(model.cfg.d_mlp)
 with torch.no_grad():
-    streams = {
-        half: model(images[part], stop_at_layer=last + 1)
-        for half, part in (("choose", choose), ("judge", judge))
-    }
+    streams = {half: model(images[part], stop_at_layer=last + 1) for half, part in HALVES.items()}
 
 
 def answers(half, atom, strength):
@@ -187,15 +183,13 @@ print(moved.numpy().round(2))
 # ## What follows
 
 # %%
-means = torch.stack([costs[half][0].mean(dim=1) for half in costs])
-alike = torch.corrcoef(means)[0, 1]
 known = costs["judge"][0][best]
 clear = known.mean() > 1.98 * known.std() / len(known) ** 0.5
 special = [point for point, share in shares.items() if share <= 0.05]
 print(
     f"Answer: on images that did not choose it, removing L{layer}H{head} "
     f"{'raises the loss' if clear else 'does not measurably raise the loss'}: {said(known)} nats, "
-    f"{len(known)} images. Both halves order the heads with a correlation of {alike:+.2f}."
+    f"{len(known)} images. Both halves order the heads with a correlation of {alike[0]:+.2f}."
 )
 print(
     f"Its subspace counts for more than a random one when taken out of {' and '.join(special)}."

@@ -37,9 +37,8 @@ for name, own in zip(names, right, strict=True):
 
 # %%
 PROBES = [*ci.probes.DEFAULT, "objective"]
-swept = [
-    ci.sweep(model, DATA, limit=64, probes=PROBES, controls=0, progress=False) for model in models
-]
+how = dict(limit=64, probes=PROBES, controls=0, progress=False)
+swept = [ci.sweep(model, DATA, **how) for model in models]
 ci.viz.layers(swept, "compression.official_rate", labels=names)
 
 # %%
@@ -51,12 +50,8 @@ ci.viz.layers(swept, "sparsity.zero_fraction", labels=names)
 # %%
 import pandas as pd
 
-zeros = [
-    result.layers()
-    .query("probe == 'sparsity' and statistic == 'zero_fraction'")
-    .set_index("layer")["mean"]
-    for result in swept
-]
+is_it = "probe == 'sparsity' and statistic == 'zero_fraction'"
+zeros = [result.layers().query(is_it).set_index("layer")["mean"] for result in swept]
 pd.concat(zeros, axis=1, keys=names).round(3)
 
 # %% [markdown]
@@ -90,15 +85,12 @@ figure
 
 # %%
 for frame, title in frames.items():
-    by_layer = [
+    first, last = (
         result.samples().pivot(index="sample", columns="layer", values=f"objective.l1_{frame}")
         for result in (swept[0], swept[-1])
-    ]
-    changes = {
-        "layer 3 to 5, step 0": by_layer[0][5] - by_layer[0][3],
-        "layer 3 to 5, trained": by_layer[1][5] - by_layer[1][3],
-        "step 0 to trained, layer 5": by_layer[1][5] - by_layer[0][5],
-    }
+    )
+    changes = {"layer 3 to 5, step 0": first[5] - first[3], "layer 3 to 5, trained":
+               last[5] - last[3], "step 0 to trained, layer 5": last[5] - first[5]}  # fmt: skip
     for what, change in changes.items():
         half = 2.0 * change.std() / len(change) ** 0.5
         print(f"{title}, {what}: {change.mean():+.0f} ± {half:.0f} nats")

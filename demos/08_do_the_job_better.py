@@ -20,6 +20,7 @@
 
 # %%
 # %matplotlib inline
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 
@@ -60,14 +61,12 @@ runs = {  # the solution of the language model's lassos would take minutes
     "crate-tiny-pictures": ("embedded:pictures", 64, [*fast, "solution"]),
     "crate-tiny-lm": (texts, 32, fast),
 }
-results = {
-    name: ci.surgery(
-        ci.load(name), source, replacements=steps, limit=limit, mixes=(), progress=False
-    )
-    for name, (source, limit, steps) in runs.items()
-}
-for result in results.values():
-    print(result.headline())
+results, tables = {}, {}
+for name, (source, limit, steps) in runs.items():
+    how = dict(replacements=steps, limit=limit, mixes=(), progress=False)
+    results[name] = ci.surgery(ci.load(name), source, **how)
+    tables[name] = results[name].table().query("layer >= 0")
+    print(results[name].headline())
 
 # %% [markdown]
 # Each point is the slope in one layer, with its 95 % interval over samples. Below 0 the loss falls.
@@ -79,8 +78,7 @@ figure = Figure(figsize=(11, 5.4), layout="constrained")
 axes = figure.subplots(len(results), len(columns), sharex=True, sharey="row", squeeze=False)
 for axis, step in zip(axes[0], columns, strict=True):
     axis.set_title(step, fontsize=10)
-for row, (name, result) in zip(axes, results.items(), strict=True):
-    table = result.table().query("layer >= 0")
+for row, (name, table) in zip(axes, tables.items(), strict=True):
     for place, (axis, step) in enumerate(zip(row, columns, strict=True)):
         rows = table[table["replacement"] == step]
         if not len(rows):
@@ -101,7 +99,6 @@ for axis in (*axes[-1, :5], axes[-2, 5]):
     axis.tick_params(labelbottom=True)
 handles = axes[0, 0].get_legend_handles_labels()
 figure.legend(*handles, loc="lower right", bbox_to_anchor=(1.0, 0.12), fontsize=8, frameon=False)
-figure.savefig("do-the-job-better.png", dpi=120)
 figure
 
 # %% [markdown]
@@ -111,22 +108,16 @@ figure
 
 # %%
 further = {}
-for name, result in results.items():
-    table = result.table().query("layer >= 0")
+for name, table in tables.items():
     best = table.loc[table["slope"].idxmin()]
     source, limit, _ = runs[name]
     network = ci.load(name)
-    if network.unit == "windows":
-        samples = ci.data.open_text(source, network.window_rows)
-    else:
-        samples = ci.data.open_data(source, network.preprocess)
-    other = ci.surgery(
-        network,
-        ci.data.part(samples, limit, 2 * limit),
-        replacements=[4 if best["replacement"] == "4 steps" else best["replacement"]],
-        mixes=(0.05,),
-        progress=False,
-    )
+    text = network.unit == "windows"
+    read = ci.data.open_text if text else ci.data.open_data
+    samples = read(source, network.window_rows if text else network.preprocess)
+    step = 4 if best["replacement"] == "4 steps" else best["replacement"]
+    how = dict(replacements=[step], mixes=(0.05,), progress=False)
+    other = ci.surgery(network, ci.data.part(samples, limit, 2 * limit), **how)
     row = other.table("mixes").query("layer == @best.layer").iloc[0]
     further[name] = row
     print(
@@ -135,8 +126,7 @@ for name, result in results.items():
     )
 
 # %%
-for name, result in results.items():
-    table = result.table().query("layer >= 0")
+for name, table in tables.items():
     steepest = table.loc[table["slope"].idxmin()]
     print(
         f"{name}: of {len(table)} slopes {table['falls'].sum()} are below 0 with their intervals "
@@ -145,15 +135,13 @@ for name, result in results.items():
         f"directions. Steepest: {steepest['replacement']} in layer {steepest['layer']}, "
         f"{steepest['slope']:.3f} ({steepest['slope_low']:.3f} to {steepest['slope_high']:.3f})."
     )
-helped = [name for name, row in further.items() if row["loss_high"] < 0]
-hurt = [name for name, row in further.items() if row["loss_low"] > 0]
-least = min(row["loss_low"] for row in further.values())
-most = max(row["loss_high"] for row in further.values())
+low, high = np.transpose([[row["loss_low"], row["loss_high"]] for row in further.values()])
+helped = [name for name, end in zip(further, high, strict=True) if end < 0]
 print()
 answer = f"yes, in {', '.join(helped)}" if helped else "not measurably"
 print(
     f"Answer: {answer}. With 5 % "
     f"of the most promising step the loss on other samples falls in {len(helped)} of "
-    f"{len(further)} networks and rises in {len(hurt)}; the changes lie between {least:+.3f} and "
-    f"{most:+.3f} nats."
+    f"{len(further)} networks and rises in {(low > 0).sum()}; the changes lie between "
+    f"{min(low):+.3f} and {max(high):+.3f} nats."
 )

@@ -37,13 +37,8 @@ crates = [ci.load(f"weights/pair-crate-seed-{seed}") for seed in SEEDS]
 vits = [ci.bridge.load(f"weights/pair-vit-seed-{seed}") for seed in SEEDS]
 data = datasets.Dataset(pyarrow.parquet.read_table("weights/pairs.parquet"))
 
-probes = [
-    ci.probes.compression(norm=True, basis="orthonormal"),
-    "sparsity",
-    "alignment",
-    "attention",
-    "segmentation",
-]
+probes = [ci.probes.compression(norm=True, basis="orthonormal"), "sparsity", "alignment"]
+probes += ["attention", "segmentation"]
 comparison = ci.compare(
     crates, vits, data, probes=probes, limit=128, names=("CRATE", "ViT"), progress=False
 )
@@ -72,28 +67,15 @@ def one_each(side, trained, statistic):
     return rows.groupby("network")["mean"].mean().to_numpy()
 
 
-def change(side, trained):
-    before, after = (
-        one_each(side, trained, f"compression.subspace_rate_{place}") for place in ("pre", "mid")
-    )
-    return after / before - 1
-
-
-def masks(side, trained):
-    own, other = ("segmentation.mass_token_best", "segmentation.mass_token_other_best")
-    return one_each(side, trained, own) - one_each(side, trained, other)
-
-
+RATE, MASS = "compression.subspace_rate_", "segmentation.mass_token_"
 PROPERTIES = {  # what is drawn -> numbers of a side, which way CRATE's design wants it
-    "compression": (change, -1),
-    "sparsity": (lambda *which: one_each(*which, "sparsity.hoyer"), 1),
-    "overlap of heads": (lambda *which: one_each(*which, "alignment.head_overlap"), -1),
-    "entropy of attention": (
-        lambda *which: one_each(*which, "attention.entropy") / np.log(65),
-        -1,
-    ),
-    "segmentation": (masks, 1),
-}
+    "compression": (lambda *it: one_each(*it, f"{RATE}mid") / one_each(*it, f"{RATE}pre") - 1, -1),
+    "sparsity": (lambda *it: one_each(*it, "sparsity.hoyer"), 1),
+    "overlap of heads": (lambda *it: one_each(*it, "alignment.head_overlap"), -1),
+    "entropy of attention": (lambda *it: one_each(*it, "attention.entropy") / np.log(65), -1),
+    "segmentation":
+        (lambda *it: one_each(*it, f"{MASS}best") - one_each(*it, f"{MASS}other_best"), 1),
+}  # fmt: skip
 values = {
     name: {(side, trained): of(side, trained) for side in "ab" for trained in (False, True)}
     for name, (of, _) in PROPERTIES.items()
@@ -111,7 +93,6 @@ for axis, (name, own) in zip(figure.subplots(1, 5), values.items(), strict=True)
     axis.set_xticks([0.5, 3.5], ["CRATE", "ViT"])
     axis.tick_params(labelsize=8)
     axis.set_xlim(-0.7, 4.7)
-figure.savefig("crate-or-any-transformer.png", dpi=120)
 figure
 
 # %% [markdown]
@@ -149,8 +130,7 @@ for name, own in values.items():
 # networks, dashed lines are random networks. Below is the difference.
 
 # %%
-figure = ci.viz.compare(comparison, "sparsity.hoyer")
-figure
+ci.viz.compare(comparison, "sparsity.hoyer")
 
 # %% [markdown]
 # A ViT's keys could stand in for U as well as its values. That is a choice: does the answer depend
@@ -159,11 +139,8 @@ figure
 # %%
 keyed = [ci.bridge.load(f"weights/pair-vit-seed-{seed}", subspaces="key") for seed in SEEDS]
 for choice, networks_of in (("values", vits), ("keys", keyed)):
-    overlap = [
-        ci.measures.head_overlap(block.attn.U.detach()).mean()
-        for network in networks_of
-        for block in network.blocks
-    ]
+    overlap = [ci.measures.head_overlap(block.attn.U.detach()).mean()
+               for network in networks_of for block in network.blocks]  # fmt: skip
     print(f"overlap of heads, {choice}: {torch.stack(overlap).mean():.3f}; chance 0.250")
 
 # %% [markdown]
@@ -172,24 +149,14 @@ for choice, networks_of in (("values", vits), ("keys", keyed)):
 # already has with random weights comes from how its layers are built, not from what they learn.
 
 # %%
-groups = {
-    "CRATE more than the ViT": [],
-    "the ViT more than CRATE": [],
-    "both, or it cannot be told": [],
-    "neither": [],
-}
+WHOM = ("CRATE more than the ViT", "the ViT more than CRATE", "both, or it cannot be told",
+        "neither")  # fmt: skip
+groups = {whom: [] for whom in WHOM}
 for name, intervals in found.items():
     way = PROPERTIES[name][1]
     crate, vit, both = (sorted(way * end for end in interval[1:]) for interval in intervals)
-    if crate[0] > 0 and both[0] > 0:
-        whom = "CRATE more than the ViT"
-    elif vit[0] > 0 and both[1] < 0:
-        whom = "the ViT more than CRATE"
-    elif crate[0] > 0 or vit[0] > 0:
-        whom = "both, or it cannot be told"
-    else:
-        whom = "neither"
-    groups[whom].append(name)
+    more = (crate[0] > 0 and both[0] > 0, vit[0] > 0 and both[1] < 0, crate[0] > 0 or vit[0] > 0)
+    groups[WHOM[(*more, True).index(True)]].append(name)
 print("Answer: training brings what CRATE's design wants to")
 for whom, names in groups.items():
     print(f"  {whom}: {', '.join(names) or 'nothing'}")

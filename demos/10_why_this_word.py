@@ -70,10 +70,8 @@ def through_heads(graph):
     whole = edges["weight"].abs().groupby(edges["target"]).sum()
     own = edges[edges["head"] >= 0]
     share = own["weight"].abs() / own["target"].map(whole) * own["target"].map(nodes["influence"])
-    sums = share.groupby([own["target"].map(nodes["layer"]), own["head"]]).sum()
     found = np.zeros((model.cfg.n_layers, model.cfg.n_heads))
-    for (layer, head), value in sums.items():
-        found[int(layer), int(head)] = value
+    np.add.at(found, (own["target"].map(nodes["layer"]).astype(int), own["head"]), share)
     return found
 
 
@@ -83,10 +81,8 @@ def hits(shares):
     return sum(divmod(int(place), model.cfg.n_heads) in SEVEN for place in order)
 
 
-graphs = []
-for seed in range(100, 150):
-    tokens, target = repeated(seed)
-    graphs.append(ci.graph(model, tokens, target=target, most=120))
+asked = map(repeated, range(100, 150))
+graphs = [ci.graph(model, tokens, target=target, most=120) for tokens, target in asked]
 shares = np.stack([through_heads(one) for one in graphs])
 found = np.array([hits(one) for one in shares])
 half = 2.01 * found.std(ddof=1) / len(found) ** 0.5
@@ -97,8 +93,7 @@ print(
     f"found, over {len(found)} sequences; at random {by_chance.mean():.2f}, at least "
     f"{int(found.min())} in {np.mean(by_chance >= found.min()):.0%} of random draws"
 )
-together = hits(shares.mean(axis=0))
-print(f"from the mean over all sequences: {together}")
+print(f"from the mean over all sequences: {hits(shares.mean(axis=0))}")
 
 # %%
 figure, ax = plt.subplots(figsize=(6, 2.6), layout="constrained")
@@ -119,8 +114,7 @@ plt.show()
 # %%
 lm = ci.load("crate-tiny-lm")
 windows = lm.windows(list(ci.data.embedded("held-out-text")["text"]))
-dot, close = lm.to_single_token("."), lm.to_single_token(".”")
-opening, closing = lm.to_single_token(" “"), lm.to_single_token("”")
+dot, close, opening, closing = map(lm.to_single_token, (".", ".”", " “", "”"))
 
 
 def quotes(count, longest=40):
@@ -187,14 +181,11 @@ print(f"correlation with the real effect {np.corrcoef(attributed, lost)[0, 1]:.2
 # %%
 def trust(graphs):
     """Returns words on the agreement, and on what the nodes keep, over graphs."""
-    predicted = [one.predicts for one in graphs]
     untrained = [one.of("agreement", "untrained")["pearson"].mean() for one in graphs]
-    kept = [one.kept for one in graphs]
-    left = [
-        one.of("whole").set_index("edit").loc["remove", "logit"] / one.meta["target"]["logit"]
-        for one in graphs
-    ]
+    left = [one.of("whole").set_index("edit").loc["remove", "logit"] for one in graphs]
+    left = np.divide(left, [one.meta["target"]["logit"] for one in graphs])
     more, less = np.transpose([one.beyond_size for one in graphs])
+    predicted, kept = ([getattr(one, name) for one in graphs] for name in ("predicts", "kept"))
     return (
         f"r {said(predicted)}, untrained {said(untrained)}; nodes alone keep {said(kept)} of the "
         f"answer, {said(more)} more than the largest activations; without them {said(left)} is "

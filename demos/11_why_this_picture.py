@@ -68,21 +68,13 @@ height, width = model.cfg.patch_size
 rows, columns = model.cfg.grid
 
 
-def with_patches(image, keep):
-    """Returns the image `[1, channels, h, w]` with grey in place of patches not kept `[patch]`."""
-    mask = keep.view(rows, columns).repeat_interleave(height, 0).repeat_interleave(width, 1)
-    return image * mask.to(image)
-
-
 def answers(image, answer, order):
     """Returns the answer as patches come in, eight at a time in this order; `[step + 1]`."""
-    counts = range(0, len(order) + 1, 8)
-    kept = torch.zeros(len(counts), len(order), dtype=torch.bool)
-    for row, count in zip(kept, counts, strict=True):
-        row[order[:count]] = True
-    batch = torch.cat([with_patches(image, keep) for keep in kept])
+    counts = torch.arange(0, len(order) + 1, 8)[:, None]
+    kept = (order.argsort() < counts).view(-1, rows, columns)  # grey in place of the others
+    kept = kept.repeat_interleave(height, 1).repeat_interleave(width, 2)
     with torch.no_grad():
-        logits = model(batch)
+        logits = model(image * kept[:, None])
     return logits[:, answer] - logits.mean(dim=-1)
 
 
@@ -154,12 +146,11 @@ def beats(name, other, table, sign):
 
 def both(name):
     """Returns the orders that an order beats, taken away and put back."""
-    others = [other for other in curves if other != name]
-    away = [other for other in others if beats(name, other, removed, -1)]
-    back = [other for other in others if beats(name, other, curves, 1)]
-    return f"taken away first: {', '.join(away) or 'no other'}; put back first: " + (
-        ", ".join(back) or "no other"
+    away, back = (
+        ", ".join(other for other in curves if beats(name, other, table, sign)) or "no other"
+        for table, sign in ((removed, -1), (curves, 1))
     )
+    return f"taken away first: {away}; put back first: {back}"
 
 
 best = min(curves, key=lambda name: area(removed[name]).mean())

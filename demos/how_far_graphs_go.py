@@ -8,7 +8,6 @@ by attribution, by size, at random, along rotated axes, and in untrained network
 about five minutes on one core.
 """
 
-import argparse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,13 @@ import pandas as pd
 import torch
 from tqdm.auto import tqdm
 from train_tiny_cutouts import SHIPPED, composites, loaded
+from training import arguments
 
 import crate_interp as ci
 from crate_interp.circuits.graphs.derivatives import Explained, values
 from crate_interp.circuits.graphs.question import asked
 from crate_interp.circuits.graphs.trust import agreement, without
+from crate_interp.core.safe_text import in_markdown
 from crate_interp.stats.intervals import mean_interval
 
 MODELS = ("crate-tiny-lm", "crate-tiny-induction", "crate-tiny-fashion", SHIPPED.name)
@@ -169,19 +170,14 @@ def draw(curves: dict[str, pd.DataFrame], out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--inputs", type=int, default=20)
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".png"))
-    settings = parser.parse_args()
+    settings = arguments(__doc__, inputs=20, out=Path(__file__).with_suffix(".png"))
     cells, curves = {}, {}
+    words = "{mean:.2f} ({low:.2f} to {high:.2f})"
     for name in MODELS:
         numbers, curves[name] = measured(name, settings.inputs)
-        words = "{mean:.2f} ({low:.2f} to {high:.2f})"
-        cells[name] = spread(numbers).apply(lambda row, words=words: words.format(**row), axis=1)
+        cells[name] = spread(numbers).apply(lambda row: words.format(**row), axis=1)
     table = pd.DataFrame(cells)
-    print(f"| | {' | '.join(table)} |\n|{'---|' * (1 + table.shape[1])}")
-    for measure, row in table.iterrows():
-        print(f"| {measure} | {' | '.join(row)} |")
+    print(in_markdown(("", *table), [(measure, *row) for measure, row in table.iterrows()]))
     draw(curves, settings.out)
 
 

@@ -4,13 +4,15 @@ r"""Scores MaskCut on the codes of a layer as COCO does: class-agnostic average 
     python demos/maskcut_coco.py --source model.pth --config n_heads=6 --size 480 \
         --coco instances_val2017.json --images val2017
 
+--config has fields of the config, --size the side of the square that images are resized to, --coco
+annotations (default: the embedded composites).
+
 Prints AP and AP50, by pycocotools, of the trained network and of the same network with random
 weights. Writes results.json, which pycocotools' COCO.loadRes reads. The score of a mask is its
 order, because MaskCut finds the clearest cut first. Masks at the resolution of patches cannot have
 a high AP: the edge of every object is a staircase.
 """
 
-import argparse
 import contextlib
 import io
 import json
@@ -26,6 +28,7 @@ from pycocotools.cocoeval import COCOeval
 from pycocotools.mask import encode
 from torch import Tensor
 from tqdm.auto import tqdm
+from training import arguments
 
 import crate_interp as ci
 from crate_interp.measures import maskcut
@@ -66,8 +69,7 @@ def at_size(masks: Tensor, size: tuple[int, int]) -> Tensor:
 
 def embedded_annotations() -> tuple[COCO, list[int]]:
     """Returns the embedded composites as COCO annotations, and the ids of the images."""
-    images: list[dict[str, Any]] = []
-    annotations: list[dict[str, Any]] = []
+    images, annotations = [], []
     rows: Any = ci.data.embedded("pictures")
     for index, row in enumerate(rows, 1):
         mask = torch.from_numpy(np.array(row["mask"])) > 127
@@ -78,12 +80,7 @@ def embedded_annotations() -> tuple[COCO, list[int]]:
         annotation = drawn | {"id": index, "bbox": box, "iscrowd": 0}
         annotations.append(annotation | {"area": int(mask.sum())})
     truth: Any = COCO()
-    truth.dataset = {
-        "images": images,
-        "annotations": annotations,
-        "categories": [{"id": 1}],
-        "info": {},
-    }
+    truth.dataset = dict(images=images, annotations=annotations, categories=[{"id": 1}], info={})
     with contextlib.redirect_stdout(io.StringIO()):
         truth.createIndex()
     return truth, [image["id"] for image in images]
@@ -102,54 +99,32 @@ def precision(truth: Any, results: list[dict]) -> tuple[float, float]:
     return float(evaluation.stats[0]), float(evaluation.stats[1])
 
 
-def results_of(
-    model: ci.HookedCrate,
-    data: str,
-    ids: list[int],
-    truth: COCO,
-    args: argparse.Namespace,
-    what: str,
-) -> list[dict]:
-    """Returns the COCO results of every image."""
-    samples = ci.data.open_data(data, model.preprocess, args.limit)
-    results: list[dict[str, Any]] = []
-    for place in tqdm(range(samples.n), desc=what, unit="image"):
-        size, image = truth.imgs[ids[place]], samples.read(place, place + 1)
-        masks = masks_of(model, image, args.layer % len(model.blocks), args.affinity)
-        wide = at_size(masks, (size["height"], size["width"]))
-        results += coco_results(wide, ids[place], [1.0, 0.5, 0.25])
-    return results
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--source", default="crate-tiny-pictures")
-    parser.add_argument("--config", nargs="*", default=[], help="config fields, such as n_heads=6")
-    parser.add_argument("--coco", type=Path, help="annotations; default: the embedded composites")
-    parser.add_argument("--images", type=Path)
-    parser.add_argument("--size", type=int, help="side of the square that images are resized to")
-    parser.add_argument("--layer", type=int, default=-1)
-    parser.add_argument("--affinity", default="cosine", choices=("cosine", "inner"))
-    parser.add_argument("--limit", type=int)
-    parser.add_argument("--out", type=Path, default=Path("runs/maskcut"))
-    args = parser.parse_args()
+    args = arguments(
+        __doc__, out=Path("runs/maskcut"), source="crate-tiny-pictures", config=[""], coco=Path(),
+        images=Path(), size=0, layer=-1, affinity=("cosine", "inner"), limit=0,
+    )  # fmt: skip
     pairs = (pair.split("=", 1) for pair in args.config)
     fields: dict[str, Any] = {name: json.loads(value) for name, value in pairs}
     if args.size:
         fields |= {"resize": [args.size, args.size], "crop": None, "interpolate_pos": True}
     model = ci.load(args.source, **fields)
-    if args.coco:
-        data = f"coco:{args.coco}:{args.images or args.coco.parent}"
+    if args.coco.name:
+        data = f"coco:{args.coco}:{args.images if args.images.name else args.coco.parent}"
         with contextlib.redirect_stdout(io.StringIO()):
             truth = COCO(args.coco)
         ids = [row["id"] for row in truth.dataset["images"]]  # in the order of the samples
     else:
         data, (truth, ids) = "embedded:pictures", embedded_annotations()
-    args.out.mkdir(parents=True, exist_ok=True)
+    samples = ci.data.open_data(data, model.preprocess, args.limit or None)
+    layer = args.layer % len(model.blocks)
     for name, other in (("trained", model), ("random weights", twin(model, 0))):
-        results = results_of(other, data, ids, truth, args, name)
+        results: list[dict[str, Any]] = []
+        for place in tqdm(range(samples.n), desc=name, unit="image"):
+            size, image = truth.imgs[ids[place]], samples.read(place, place + 1)
+            masks = masks_of(other, image, layer, args.affinity)
+            wide = at_size(masks, (size["height"], size["width"]))
+            results += coco_results(wide, ids[place], [1.0, 0.5, 0.25])
         if other is model:
             # before loadRes, which changes the results
             (args.out / "results.json").write_text(json.dumps(results))

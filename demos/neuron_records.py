@@ -7,7 +7,6 @@ NeuronRecord for each atom, with which the neuron-level scores of the CRATE-LM p
 2410.16443) can be computed by a language model; this script asks none.
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 from scipy.stats import kurtosis, skew
 from torch import Tensor
+from training import arguments
 
 import crate_interp as ci
 
@@ -84,16 +84,12 @@ def activation_record(words: list[str], values: np.ndarray) -> dict[str, Any]:
 
 def main() -> None:
     """Reads the arguments, and writes the records of some atoms of a language model."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", default="crate-tiny-lm")
-    parser.add_argument("--data", default="embedded:held-out-text")
-    parser.add_argument("--layer", type=int, required=True)
-    parser.add_argument("--atoms", type=int, nargs="+", required=True)
-    parser.add_argument("--limit", type=int, help="how many windows to read; default: all")
-    parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
+    given = arguments(
+        __doc__, model="crate-tiny-lm", data="embedded:held-out-text", layer=int, atoms=[0, 0],
+        limit=0, out=Path("runs/records"),
+    )  # fmt: skip
     model: Any = ci.load(given.model)
-    samples = ci.data.open_text(given.data, model.window_rows, given.limit, model.to_tokens)
+    samples = ci.data.open_text(given.data, model.window_rows, given.limit or None, model.to_tokens)
     tokens = samples.read(0, samples.n)
     neuron_records(model, tokens, given.out, given.layer, given.atoms)
     print(f"{len(given.atoms)} records in {given.out / str(given.layer)}")

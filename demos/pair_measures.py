@@ -12,17 +12,7 @@ import pandas as pd
 import pyarrow.parquet
 import torch
 import transformers
-from pairs import (
-    KINDS,
-    SAMPLE,
-    SEEDS,
-    WEIGHTS,
-    digest,
-    facts_of,
-    make_model,
-    name_of,
-    write_preprocessor,
-)
+from pairs import SAMPLE, SEEDS, WEIGHTS, digest, facts_of, make_model, name_of, write_preprocessor
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -92,15 +82,8 @@ def _change(norm: bool, name: str, words: str) -> ci.Probe:
     less = "The same, less that of the same updates in another order of the tokens."
     unit = "share of R^c"
     statistics = {"change": (unit, None, None, how), "beyond": (unit, None, None, less)}
-    return replace(
-        rates,
-        name=name,
-        measure=measure,
-        statistics=statistics,
-        optional=(),
-        counts=(),
-        final=None,
-    )
+    only = dict(optional=(), counts=(), final=None)
+    return replace(rates, name=name, measure=measure, statistics=statistics, **only)
 
 
 def _filled(_block: Any, acts: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -166,14 +149,9 @@ def segmented(model: Any, data: Data) -> dict[str, float]:
 
 def networks(seeds: tuple[int, ...] = SEEDS) -> list[Network]:
     """Returns every network to measure: trained and untrained, the ViT's with values and keys."""
-    choices = {"crate": ("",), "vit": ("value", "key")}
-    return [
-        Network(kind, seed, trained, subspaces)
-        for kind in KINDS
-        for subspaces in choices[kind]
-        for trained in (True, False)
-        for seed in seeds
-    ]
+    choices = (("crate", ""), ("vit", "value"), ("vit", "key"))
+    return [Network(kind, seed, trained, subspaces) for kind, subspaces in choices
+            for trained in (True, False) for seed in seeds]  # fmt: skip
 
 
 def measure(

@@ -140,31 +140,27 @@ def verdict(way: int, gains: tuple[Interval, Interval], excess: Interval, holds:
 
 def judged(table: pd.DataFrame, properties: Sequence[Property] = PROPERTIES) -> list[Row]:
     """Returns a row for each property; table: as `values_of` takes it."""
-    parts = []
+    kinds, owns = ("crate", "vit"), []
     for asked in properties:
-        own = {
-            (kind, trained): values_of(table, asked, kind, trained)
-            for kind in ("crate", "vit")
-            for trained in (True, False)
-        }
-        gains = tuple(own[kind, True] - own[kind, False] for kind in ("crate", "vit"))
-        difference = welch(own["crate", True], own["vit", True])
-        parts.append((asked, own, gains, difference, welch(*gains)))
-    adjusted = holm(np.array([part[-1].p for part in parts])).tolist()
+        of = {(kind, trained): values_of(table, asked, kind, trained)
+              for kind in kinds for trained in (True, False)}  # fmt: skip
+        owns.append((of, *(of[kind, True] - of[kind, False] for kind in kinds)))
+    excesses = [welch(crate, vit) for _, crate, vit in owns]
+    adjusted = holm(np.array([excess.p for excess in excesses])).tolist()
     rows = []
-    for (asked, own, gains, difference, excess), p in zip(parts, adjusted, strict=True):
-        found = (mean_interval(gains[0]), mean_interval(gains[1]))
+    for asked, (of, *gained), excess, p in zip(properties, owns, excesses, adjusted, strict=True):
+        gains = (mean_interval(gained[0]), mean_interval(gained[1]))
         beyond, holds = excess._replace(p=p), bool(p <= LEVEL)
-        means = [
-            (float(own["crate", trained].mean()), float(own["vit", trained].mean()))
-            for trained in (True, False)
-        ]
-        whose = verdict(asked.way, found, beyond, holds)
-        rows.append(Row(asked, means[0], means[1], difference, found, beyond, holds, whose))
+        trained, untrained = (
+            (float(of["crate", state].mean()), float(of["vit", state].mean()))
+            for state in (True, False)
+        )
+        difference = welch(of["crate", True], of["vit", True])
+        whose = verdict(asked.way, gains, beyond, holds)
+        rows.append(Row(asked, trained, untrained, difference, gains, beyond, holds, whose))
     return rows
 
 
-ORDER = ("CRATE", "more to CRATE", "both", "more to the ViT", "the ViT", "undecided", "neither")
 BROUGHT = {
     "CRATE": "to CRATE alone",
     "more to CRATE": "to both but more to CRATE",
@@ -178,7 +174,9 @@ BROUGHT = {
 
 def finding(rows: Sequence[Row], seeds: int) -> str:
     """Returns the finding in two sentences: what training brings to whom, and where they stand."""
-    groups = {whose: [row.property.name for row in rows if row.verdict == whose] for whose in ORDER}
+    groups = {
+        whose: [row.property.name for row in rows if row.verdict == whose] for whose in BROUGHT
+    }
     said = [f"{BROUGHT[whose]}: {'; '.join(names)}" for whose, names in groups.items() if names]
     ahead = [row for row in rows if towards(row.difference, row.property.way)]
     behind = [row for row in rows if towards(row.difference, -row.property.way)]

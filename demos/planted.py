@@ -45,7 +45,6 @@ EPS = 4.0  # so large that alpha lambda stays below 1
 FRAMES = ("stream", "read", "unit")
 ALL_EPS = (0.01, 0.1, 1.0, 10.0, 100.0)
 
-Score = Callable[[Tensor, Tensor], float]
 Step = Callable[[Tensor, Tensor], Tensor]  # what attention adds, and Z: `[batch, pos, d_model]`
 
 
@@ -95,38 +94,12 @@ def matched_overlap(u: Tensor, v: Tensor) -> float:
     """Returns the mean squared cosine between subspaces, matched one to one, in [0, 1].
 
     u, v `[head, d_model, p]`. The pairs are those with the largest sum (Hungarian algorithm), so
-    random subspaces have more than p / d: see `chance`.
+    random subspaces have more than p / d.
     """
-    table = overlaps(u, v)
+    pairs = (len(u), len(v), *u.shape[1:])
+    table = subspace_overlap(u.detach()[:, None].expand(pairs), v.expand(pairs))
     rows, columns = linear_sum_assignment(table.numpy(), maximize=True)
     return float(table[rows, columns].mean())
-
-
-def planted_per_head(u: Tensor, v: Tensor) -> float:
-    """Returns how many planted subspaces a head reads, on average, from 1 to their number.
-
-    exp of the entropy of the head's overlaps with them, scaled to sum to 1. A head that spans one
-    direction of each of two planes has a matched overlap of at most a half, as a mixture of many
-    has, but this number is 2.
-    """
-    table = overlaps(u, v)
-    share = table / table.sum(dim=1, keepdim=True)
-    return float(torch.special.entr(share).sum(dim=1).exp().mean())
-
-
-def overlaps(u: Tensor, v: Tensor) -> Tensor:
-    """Returns the mean squared cosines of all pairs, `[head of u, head of v]`."""
-    pairs = (len(u), len(v), *u.shape[1:])
-    return subspace_overlap(u.detach()[:, None].expand(pairs), v.expand(pairs))
-
-
-def chance(
-    d_model: int, heads: int, p: int, draws: int = 200, score: Score = matched_overlap
-) -> float:
-    """Returns the mean score of independent random subspaces against planted ones."""
-    v, random = subspaces(d_model, heads, p), _random(1)
-    u = torch.randn(draws, heads, d_model, p, generator=random, dtype=v.dtype)
-    return sum(score(each, v) for each in u) / draws
 
 
 # ---- the layer

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from planted import FRAMES, D, Planted, set_bases
+from planted import FRAMES, D, Planted, Step, set_bases
 from torch import Tensor
 
 
@@ -31,53 +31,40 @@ class Defect:
     unsure: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def _blocks(planted: Planted) -> list[Any]:
-    return list(planted.model.blocks)
-
-
-# ---- the update
-
-
-def _of_update(edit: Callable[[Tensor], Tensor]) -> Callable[[Planted], None]:
-    """Returns the defect that edits the update `[batch, pos, d_model]`."""
+def _of_update(edit: Callable[[Step, Tensor, Tensor], Tensor]) -> Callable[[Planted], None]:
+    """Returns the defect that edits the step; what attention adds and Z are `[batch, pos, d]`."""
 
     def change(planted: Planted) -> None:
         step = planted.step
-        planted.step = lambda out, z: edit(step(out, z))
+        planted.step = lambda out, z: edit(step, out, z)
 
     return change
 
 
-def _shuffled(update: Tensor) -> Tensor:
+def _shuffled(step: Step, out: Tensor, z: Tensor) -> Tensor:
     random = torch.Generator().manual_seed(100)
-    return update[:, torch.randperm(update.shape[1], generator=random)]
+    return step(out, z)[:, torch.randperm(z.shape[1], generator=random)]
 
 
-def _without_skip(sign: int) -> Callable[[Planted], None]:
-    """Returns the defect that adds or subtracts MSSA, as CRATE-C or CRATE-N, and nothing else."""
+def _mean(step: Step, out: Tensor, z: Tensor) -> Tensor:
+    return step(out, z).mean(dim=1, keepdim=True).expand_as(z)
+
+
+def _of_blocks(edit: Callable[[Any], object]) -> Callable[[Planted], None]:
+    """Returns the defect that edits each block, without gradients."""
 
     def change(planted: Planted) -> None:
-        planted.step = lambda out, z: sign * out
+        blocks: Any = planted.model.blocks
+        with torch.no_grad():
+            for block in blocks:
+                edit(block)
 
     return change
-
-
-def _shrinks(planted: Planted) -> None:
-    step = planted.step
-    planted.step = lambda out, z: step(0 * out, z)
-
-
-# ---- the subspaces
 
 
 def _of_bases(edit: Callable[[Tensor], Tensor]) -> Callable[[Planted], None]:
     """Returns the defect that edits U `[head, d_model, p]`; W_O goes with it."""
-
-    def change(planted: Planted) -> None:
-        for block in _blocks(planted):
-            set_bases(block, edit(block.attn.U.detach().clone()))
-
-    return change
+    return _of_blocks(lambda block: set_bases(block, edit(block.attn.U.detach().clone())))
 
 
 def _turned(u: Tensor) -> Tensor:
@@ -85,25 +72,9 @@ def _turned(u: Tensor) -> Tensor:
     return torch.linalg.qr(square)[0].to(u) @ u
 
 
-def _crossed(planted: Planted) -> None:
-    for block in _blocks(planted):
-        with torch.no_grad():
-            heads = block.attn.out_proj.weight.unflatten(1, (block.attn.cfg.n_heads, -1))
-            block.attn.out_proj.weight.copy_(heads.roll(1, dims=1).flatten(1))
-
-
-# ---- the sparse step
-
-
-def _of_step(edit: Callable[[Any], None]) -> Callable[[Planted], None]:
-    """Returns the defect that edits each block, without gradients."""
-
-    def change(planted: Planted) -> None:
-        with torch.no_grad():
-            for block in _blocks(planted):
-                edit(block)
-
-    return change
+def _crossed(block: Any) -> None:
+    heads = block.attn.out_proj.weight.unflatten(1, (block.attn.cfg.n_heads, -1))
+    block.attn.out_proj.weight.copy_(heads.roll(1, dims=1).flatten(1))
 
 
 def _short(eta: float) -> Callable[[Any], None]:
@@ -119,13 +90,8 @@ def _long_dictionary(block: Any) -> None:
     block.mlp.eta = 1 / 1.44
 
 
-def _centred(block: Any) -> None:
-    block.ln2.bias.zero_()
-
-
-def _enlarged(planted: Planted) -> None:
-    for block in _blocks(planted):
-        block.mlp.hook_post.add_perma_hook(lambda code, hook: 3 * code)
+def _enlarged(block: Any) -> None:
+    block.mlp.hook_post.add_perma_hook(lambda code, hook: 3 * code)
 
 
 _LAW = ("compresses", "excess", "gradient", "step")  # claims about the update that have frames
@@ -143,12 +109,12 @@ def _all(*claims: str) -> dict[str, tuple[str, ...]]:
 DEFECTS: dict[str, Defect] = {
     # ---- the update
     "uphill": Defect(
-        _of_update(lambda update: -update),
+        _of_update(lambda step, out, z: -step(out, z)),
         _in(FRAMES, *_LAW) | _all("neumann_direction"),
         "The update has the wrong sign, so R^c rises in every frame.",
     ),
     "too long": Defect(
-        _of_update(lambda update: 9 * update),
+        _of_update(lambda step, out, z: 9 * step(out, z)),
         _in(FRAMES, "step") | _in(_NORMED, "compresses", "excess"),
         "Nine steps in one turn the noise round. R^c of the stream falls: most of Z is gone.",
     ),
@@ -159,43 +125,43 @@ DEFECTS: dict[str, Defect] = {
         _in(FRAMES, "step"),
     ),
     "next sample": Defect(
-        _of_update(lambda update: update.roll(1, dims=0)),
+        _of_update(lambda step, out, z: step(out, z).roll(1, dims=0)),
         _in(FRAMES, "compresses", "excess", "gradient") | _all("neumann_direction"),
         "Each sample gets the update of the one before it, in which other subspaces are used.",
         _in(FRAMES, "step"),
     ),
     "mean update": Defect(
-        _of_update(lambda update: update.mean(dim=1, keepdim=True).expand_as(update)),
+        _of_update(_mean),
         _in(FRAMES, "excess", "gradient") | _in(_NORMED, "compresses") | _all("neumann_direction"),
         "All tokens get the same update. It takes their mean away, and shuffling cannot change it.",
         _in(FRAMES, "step"),
     ),
     "nothing": Defect(
-        _of_update(torch.zeros_like),
+        _of_update(lambda step, out, z: torch.zeros_like(z)),
         _in(FRAMES, *_LAW) | _all("neumann_direction"),
         "Attention adds nothing.",
     ),
     "grows": Defect(
-        _without_skip(1),
+        _of_update(lambda step, out, z: out),
         _in(("stream",), *_LAW) | _all("neumann_direction"),
         "MSSA alone, as in CRATE-C: what a token shares with its subspace grows, the rest stays. "
         "The frames without a length see compression, and the stream grows.",
     ),
     "against": Defect(
-        _without_skip(-1),
+        _of_update(lambda step, out, z: -out),
         _in(_NORMED, *_LAW),
         "MSSA subtracted, as in CRATE-N: what a token shares with its subspace shrinks, the noise "
         "stays. The stream shrinks; at a fixed norm R^c rises.",
     ),
     "shrinks": Defect(
-        _shrinks,
+        _of_update(lambda step, out, z: step(0 * out, z)),
         _in(_NORMED, "compresses", "gradient", "step"),
         "Only the length of the stream changes, which the next norm undoes. Shuffled, the update "
         "is noise and R^c rises, so an excess proves nothing without a fall.",
         _in(_NORMED, "excess"),
     ),
     "crossed": Defect(
-        _crossed,
+        _of_blocks(_crossed),
         _in(_NORMED, "compresses", "excess", "gradient"),
         "Each head writes into the subspace of the next; the skip connection shrinks the stream.",
         _in(_NORMED, "step"),
@@ -221,28 +187,28 @@ DEFECTS: dict[str, Defect] = {
     ),
     # ---- the sparse step
     "dictionary too long": Defect(
-        _of_step(_long_dictionary),
+        _of_blocks(_long_dictionary),
         _all("dictionary", "rate_kept"),
         "D is 1.2 times as long; eta = 1 / 1.44 still solves the lasso. R(DZ) is R at a larger "
         "scale.",
     ),
     "short step": Defect(
-        _of_step(_short(0.4)),
+        _of_blocks(_short(0.4)),
         _all("converged", "kkt", "threshold"),
         "Two fifths of a step, with D = I: .64 of the decrease, and most zeros come from ReLU.",
     ),
     "tiny step": Defect(
-        _of_step(_short(0.05)),
+        _of_blocks(_short(0.05)),
         _all("share", "converged", "kkt", "threshold"),
         "A twentieth of a step, with D = I, hardly applies the penalty.",
     ),
     "zeros by sign": Defect(
-        _of_step(_centred),
+        _of_blocks(lambda block: block.ln2.bias.zero_()),
         _all("threshold"),
         "LN2 without bias leaves half the entries negative: those zeros are not the threshold's.",
     ),
     "code too large": Defect(
-        _enlarged,
+        _of_blocks(_enlarged),
         _all("descends", "share", "converged", "kkt"),
         "Three times the solution is worse than the start.",
     ),

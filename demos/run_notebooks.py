@@ -67,11 +67,8 @@ def without_widgets(notebook: nbformat.NotebookNode) -> None:
     """Removes progress bars, which show nothing without the kernel that drew them."""
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            cell["outputs"] = [
-                output
-                for output in cell.outputs
-                if "application/vnd.jupyter.widget-view+json" not in output.get("data", {})
-            ]
+            bar = "application/vnd.jupyter.widget-view+json"
+            cell["outputs"] = [one for one in cell.outputs if bar not in one.get("data", {})]
 
 
 def run(path: Path, out: Path) -> tuple[nbformat.NotebookNode, float]:

@@ -1,7 +1,7 @@
 """Does segmentation emerge in training? Scores attention masks along a training.
 
-    python demos/segmentation_emerges.py --out runs/emerges
-    python demos/segmentation_emerges.py --out runs/emerges --vit runs/vit-tiny-cutouts
+    python demos/segmentation_emerges.py
+    python demos/segmentation_emerges.py --vit runs/vit-tiny-cutouts
 
 The masks are of crate-tiny-cutouts at the checkpoints of its training, beside chance, maps of the
 picture alone and a plain ViT. The images are 128 composites of objects and backgrounds that
@@ -11,14 +11,13 @@ of the head that is best on the other half of the images (mass rule, patches). -
 that `demos/train_tiny_cutouts.py --model vit` writes.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from plain_vit import PlainViT
 from safetensors.torch import load_file
 from train_tiny_cutouts import SAVED_STEPS, SHIPPED, composites, make_model
+from training import arguments
 
 import crate_interp as ci
 from crate_interp.segmentation.result import CELL, SegmentResult
@@ -37,14 +36,13 @@ def crates() -> list[tuple[str, ci.HookedCrate]]:
 
 def vits(folder: Path) -> list[tuple[str, PlainViT]]:
     """Returns the plain ViT at the checkpoints of its training."""
-    files = [
-        (f"step {step}", folder / "steps" / f"step-{step}.safetensors") for step in SAVED_STEPS
-    ]
+    names = [f"steps/step-{step}" for step in SAVED_STEPS]
     models = []
-    for name, file in [*files, ("trained", folder / "model.safetensors")]:
-        model = make_model("vit")
-        model.load_state_dict({key: value.float() for key, value in load_file(file).items()})
-        models.append((name, model.eval()))
+    for name in [*names, "model"]:
+        model, state = make_model("vit"), load_file(folder / f"{name}.safetensors")
+        model.load_state_dict({key: value.float() for key, value in state.items()})
+        shown = "trained" if name == "model" else name.removeprefix("steps/").replace("-", " ")
+        models.append((shown, model.eval()))
     return models
 
 
@@ -72,45 +70,11 @@ def table(title: str, results: list[tuple[str, SegmentResult]]) -> str:
     return "\n".join([*lines, *("  ".join(f"{cell:>30}" for cell in row) for row in rows), ""])
 
 
-def picture(scores: dict[str, list[tuple[str, SegmentResult]]], path: Path) -> None:
-    """Writes a picture of the scores along the training, with intervals and chance levels."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 3.4), layout="constrained")
-    axes = figure.subplots()
-    for (title, results), colour in zip(scores.items(), ("#1f6fb4", "#c05a1a"), strict=False):
-        rows = [result.overall() for _, result in results]
-        x, values = range(len(rows)), [row["value"] for row in rows]
-        below = [row["value"] - row["low"] for row in rows]
-        above = [row["high"] - row["value"] for row in rows]
-        look: dict[str, Any] = dict(marker="o", markersize=4, color=colour, label=title)
-        axes.errorbar(x, values, yerr=[below, above], **look)
-        other = [row["other_image"] for row in rows]
-        axes.plot(x, other, ":", color=colour, label=f"{title}, mask of another image")
-    names, last = [name for name, _ in scores["CRATE"]], scores["CRATE"][-1][1].overall()
-    for name, style in (("all_foreground", "--"), ("centre", "-."), ("border_colour", "-")):
-        label = name.replace("_", " ")
-        axes.axhline(last[name], linestyle=style, linewidth=0.8, color="#777777", label=label)
-    axes.set(xticks=range(len(names)), xticklabels=names, ylabel="Jaccard index of the fixed head")
-    axes.legend(fontsize=7, frameon=False)
-    figure.savefig(path, dpi=150)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=Path("runs/emerges"))
-    parser.add_argument("--vit", type=Path)
-    args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    scores = {"CRATE": measured(crates())}
-    if args.vit:
-        scores["ViT"] = measured(vits(args.vit))
-    for title, results in scores.items():
-        print(table(title, results))
-    picture(scores, args.out / "emerges.png")
-    print(f"written to {args.out / 'emerges.png'}")
+    args = arguments(__doc__, vit=Path())
+    print(table("CRATE", measured(crates())))
+    if args.vit.name:
+        print(table("ViT", measured(vits(args.vit))))
 
 
 if __name__ == "__main__":

@@ -28,20 +28,18 @@ the ViT's accuracy grants it that point, and what its interval adds (`pairs.untu
 The same pilots of the family (--family): CRATE-alpha 14.5 21.2 34.0 41.5 %, the last at the end of
 the grid; ToST-ISTA 9.3 21.2 26.9 24.2; CBT 17.4 27.1 33.4 29.4; AoT 18.2 21.0 10.0 10.0.
 
-You can interrupt it at any time: the same command goes on from where it stopped, and leaves a model
-alone that is done. Each is written into demos/weights (--weights) as soon as it is trained.
+The same command goes on from where it stopped, and leaves a model alone that is done. Each is
+written into demos/weights (--weights) as soon as it is trained.
 """
 
-import argparse
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from datasets import ClassLabel, Dataset, Features, Image
+import training
 from pairs import (
     FAMILY,
     HEADS,
@@ -64,12 +62,11 @@ from pairs import (
 from PIL import Image as Pillow
 from torch import Tensor, nn
 from tqdm.auto import tqdm
-from train_tiny_cutouts import add_sources, png, read_textures, tint, training_sources
-from training import WARMUP, load_resume, read_idx, save_resume, set_learning_rate, stopped
+from train_tiny_cutouts import SOURCES, read_textures, tint, training_sources
 
 HELD_OUT, N_TRAIN, N_TEST, N_SAMPLE = 2000, 50_000, 4000, 256
 DATA_SEED, SQUARE = 0, (64, 129)  # pixels of a texture: the side of a background
-STEPS, BATCH, DECAY, SMOOTHING, CLIP = 800, 64, 0.05, 0.1, 1.0
+STEPS, BATCH, DECAY, SMOOTHING = 800, 64, 0.05, 0.1
 PILOTS, PILOT_STEPS = (5e-4, 1e-3, 2e-3, 4e-3), 200
 # the best pilots on held-out composites
 RATE = {"crate": 0.002, "vit": 0.001}
@@ -146,55 +143,18 @@ class Pasted:
         return images.permute(0, 3, 1, 2).contiguous(), torch.from_numpy(self.labels[:n])
 
 
-def save_sample(data: Pasted, path: Path) -> None:
-    """Saves the first test composites with masks and labels, as PNG bytes in parquet."""
-    pairs = [data.one(index) for index in range(N_SAMPLE)]
-    rows = [
-        {
-            "image": png(Pillow.fromarray(picture)),
-            "mask": png(Pillow.fromarray(mask.astype(np.uint8) * 255)),
-            "label": int(label),
-        }
-        for (picture, mask), label in zip(pairs, data.labels, strict=False)
-    ]
-    features = Features(
-        {"image": Image(), "mask": Image(), "label": ClassLabel(names=list(LABELS))}
-    )
-    Dataset.from_list(rows, features=features).to_parquet(path)
-
-
 def batch_of(images: Tensor, labels: Tensor, step: int, seed: int) -> tuple[Tensor, Tensor]:
     """Returns the batch of a step, half of it mirrored; it depends on step and seed alone."""
-    per_epoch = len(labels) // BATCH
-    epoch, place = divmod(step, per_epoch)
-    order = torch.Generator().manual_seed(1_000 * seed + epoch)
-    rows = torch.randperm(len(labels), generator=order)[place * BATCH : (place + 1) * BATCH]
-    chance = torch.Generator().manual_seed(1_000_003 * (seed + 1) + step)
-    mirrored = torch.rand(len(rows), 1, 1, 1, generator=chance) < 0.5
+    rows = training.rows_of(step, len(labels), BATCH, 1_000 * seed)
+    mirrored = torch.rand(len(rows), 1, 1, 1, generator=training.draws(seed, step)) < 0.5
     shown = images[rows]
     return torch.where(mirrored, shown.flip(-1), shown), labels[rows]
 
 
-@torch.no_grad()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     """Returns the share of images whose largest logit is their label's."""
-    model.eval()
-    pairs = zip(images.split(500), labels.split(500), strict=True)
-    return sum((logits(model, x).argmax(-1) == y).sum().item() for x, y in pairs) / len(labels)
-
-
-def one_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, half: bool
-) -> float:
-    """Makes one update and returns the loss before it. half: matrix products in bfloat16."""
-    with torch.autocast("cpu", torch.bfloat16, enabled=half):
-        answer = logits(model.train(), x)
-    loss = F.cross_entropy(answer.float(), y, label_smoothing=SMOOTHING)
-    optimizer.zero_grad()
-    loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-    optimizer.step()
-    return loss.item()
+    batches = zip(images.split(500), labels.split(500), strict=True)
+    return training.accuracy(lambda x: logits(model.eval(), x), batches)
 
 
 def train(
@@ -203,46 +163,28 @@ def train(
     data: tuple[Tensor, Tensor],
     steps: int,
     peak: float,
-    resume: Path,
+    out: Path,
     half: bool = False,
 ) -> tuple[nn.Module, dict[str, Any]]:
     """Returns a trained network and facts about its training.
 
-    Saves its state in the file `resume` as it goes and when interrupted, and goes on from there.
-    half: matrix products in bfloat16.
+    out: the folder of its state. half: matrix products in bfloat16.
     """
     model = make_model(kind, seed)
-    start, step, minutes = digest(model), 0, 0.0
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=peak, weight_decay=DECAY, betas=(0.9, 0.99)
-    )
-    settings = dict(kind=kind, seed=seed, steps=steps, peak=peak, batch=BATCH, start=start)
-    saved = load_resume(resume, settings)
-    if saved is not None:
-        model.load_state_dict(saved["weights"])
-        optimizer.load_state_dict(saved["optimizer"])
-        step, minutes = saved["step"], saved["minutes"]
+    start = digest(model)
 
-    def save() -> None:
-        state = dict(weights=model.state_dict(), optimizer=optimizer.state_dict())
-        save_resume(state | dict(step=step, settings=settings, minutes=minutes), resume)
+    def loss(step: int) -> Tensor:
+        x, y = batch_of(*data, step, seed)
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            answer = logits(model.train(), x)
+        return F.cross_entropy(answer.float(), y, label_smoothing=SMOOTHING)
 
-    bar = tqdm(total=steps, initial=step, desc=name_of(kind, seed), unit="step", mininterval=5)
-    try:
-        while step < steps:
-            started = time.perf_counter()
-            set_learning_rate(optimizer, step, steps, peak)
-            loss = one_step(model, optimizer, *batch_of(*data, step, seed), half)
-            step += 1
-            minutes += (time.perf_counter() - started) / 60
-            bar.update()
-            bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
-            if step % 200 == 0 or step == steps:
-                save()
-    except KeyboardInterrupt:
-        save()
-        raise stopped(step) from None
-    bar.close()
+    minutes = training.fit(
+        model, training.adamw(model, DECAY), loss,
+        lambda step: training.learning_rate(step, steps, peak), steps, out,
+        dict(kind=kind, seed=seed, steps=steps, peak=peak, batch=BATCH, start=start),
+        words=name_of(kind, seed),
+    )  # fmt: skip
     return model.eval(), dict(steps=steps, lr=peak, minutes=minutes, start=start)
 
 
@@ -260,8 +202,8 @@ def search(
         shares: dict[float, list[float]] = {}
         for peak in GRID:
             for seed in SEARCH_SEEDS:
-                resume = out / f"search-{kind}-{peak:g}-{seed}.pt"
-                model, _ = train(kind, seed, data, steps, peak, resume)
+                folder = out / f"search-{kind}-{peak:g}-{seed}"
+                model, _ = train(kind, seed, data, steps, peak, folder)
                 shares.setdefault(peak, []).append(accuracy(model, *held))
             print(f"{kind:6} {peak:g}: {', '.join(f'{x:.2%}' for x in shares[peak])}", flush=True)
         best = max(GRID, key=lambda rate: sum(shares[rate]))
@@ -285,63 +227,53 @@ def write_model(model: nn.Module, kind: str, folder: Path) -> None:
 def finish(kind: str, seed: int, folder: Path, facts: dict[str, Any]) -> None:
     """Writes training.json and the model card beside the weights."""
     (folder / "training.json").write_text(json.dumps(facts, indent=2) + "\n")
-    recipe = dict(warmup=WARMUP, decay=DECAY, smoothing=SMOOTHING, batch=BATCH, pilot=PILOT_STEPS)
-    data = dict(
-        train=N_TRAIN,
-        n_test=N_TEST,
-        n_sample=N_SAMPLE,
-        held=HELD_OUT,
-        grid=", ".join(map("{:g}".format, PILOTS)),
-    )
-    size = dict(width=WIDTH[kind], layers=LAYERS, heads=HEADS, name=name_of(kind, seed))
-    words = dict(
-        what=WHAT[kind],
+    paired = kind in KINDS
+    card = CARD.format(
+        **facts, warmup=training.WARMUP, decay=DECAY, smoothing=SMOOTHING, batch=BATCH,
+        pilot=PILOT_STEPS, train=N_TRAIN, n_test=N_TEST, n_sample=N_SAMPLE, held=HELD_OUT,
+        grid=", ".join(map("{:g}".format, PILOTS)), width=WIDTH[kind], layers=LAYERS, heads=HEADS,
+        name=name_of(kind, seed), what=WHAT[kind], of=OF_PAIRS if paired else OF_FAMILY,
         library="transformers" if kind == "vit" else "crate_interp",
         tag="vit" if kind == "vit" else "white-box-transformer",
-        of=OF_PAIRS if kind in KINDS else OF_FAMILY,
-        products="bfloat16" if kind in KINDS else "float32",
-    )
-    (folder / "README.md").write_text(CARD.format(**facts, **recipe, **data, **size, **words))
+        products="bfloat16" if paired else "float32",
+    )  # fmt: skip
+    (folder / "README.md").write_text(card)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_sources(parser)
-    parser.add_argument("--out", type=Path, default=Path("runs/pairs"))
-    parser.add_argument("--weights", type=Path, default=WEIGHTS)
-    parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
-    parser.add_argument("--family", action="store_true", help="train the four other families")
-    parser.add_argument("--search", action="store_true", help="try the grid of learning rates")
-    args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
+    args = training.arguments(
+        __doc__, **SOURCES, out=Path("runs/pairs"), weights=WEIGHTS, seeds=[0, *SEEDS],
+        family=False, search=False,
+    )  # fmt: skip
     held, data = (Pasted(*source) for source in training_sources(args, HELD_OUT))
     held_out = held.tensors(HELD_OUT, "held-out composites")
-    training = data.tensors(N_TRAIN, "composites")
+    trained = data.tensors(N_TRAIN, "composites")
     if args.search:
-        found = search(training, held_out, args.out)
+        found = search(trained, held_out, args.out)
         (args.weights / SEARCH.name).write_text(json.dumps(found, indent=2) + "\n")
         return
-    test = Pasted(read_idx(args.fashion, "t10k"), read_textures(args.textures, "t10k"))
+    objects = training.read_idx(args.fashion, "t10k")
+    test = Pasted(objects, read_textures(args.textures, "t10k"))
     tested = test.tensors(N_TEST, "test composites")
     if not (args.weights / SAMPLE.name).exists():
-        save_sample(test, args.weights / SAMPLE.name)
-    for seed in args.seeds:
-        for kind in FAMILY if args.family else KINDS:
-            folder = args.weights / name_of(kind, seed)
-            if (folder / "README.md").exists() and (folder / "training.json").exists():
-                continue
-            resume = args.out / f"{name_of(kind, seed)}.pt"
-            half = kind in KINDS
-            model, facts = train(kind, seed, training, STEPS, RATE[kind], resume, half)
-            write_model(model, kind, folder)
-            facts |= dict(kind=kind, seed=seed, params=n_params(model))
-            facts |= dict(test=accuracy(model, *tested), held_out=accuracy(model, *held_out))
-            facts["sample"] = accuracy(model, *(part[:N_SAMPLE] for part in tested))
-            facts["untrained"] = accuracy(make_model(kind, seed), *held_out)
-            finish(kind, seed, folder, facts)
-            print(f"{folder.name}: test accuracy {facts['test']:.2%}", flush=True)
+        pictures, masks = zip(*(test.one(index) for index in range(N_SAMPLE)), strict=True)
+        masks = [mask.astype(np.uint8) * 255 for mask in masks]
+        columns = dict(labels=test.labels[:N_SAMPLE], image=pictures, mask=masks)
+        training.save_pictures(args.weights / SAMPLE.name, LABELS, **columns)
+    networks = [(kind, seed) for seed in args.seeds for kind in (FAMILY if args.family else KINDS)]
+    for kind, seed in networks:
+        folder = args.weights / name_of(kind, seed)
+        if (folder / "README.md").exists() and (folder / "training.json").exists():
+            continue
+        place = args.out / folder.name
+        model, facts = train(kind, seed, trained, STEPS, RATE[kind], place, kind in KINDS)
+        write_model(model, kind, folder)
+        facts |= dict(kind=kind, seed=seed, params=n_params(model))
+        facts |= dict(test=accuracy(model, *tested), held_out=accuracy(model, *held_out))
+        facts["sample"] = accuracy(model, *(part[:N_SAMPLE] for part in tested))
+        facts["untrained"] = accuracy(make_model(kind, seed), *held_out)
+        finish(kind, seed, folder, facts)
+        print(f"{folder.name}: test accuracy {facts['test']:.2%}", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,16 +13,14 @@ are Fashion-MNIST's own splits, so that a test composite shares neither object n
 training. The strip for tests is narrower: its squares (80 to 160 pixels, in training 176 to 352)
 are zoomed 2.2 times as far.
 
-You can interrupt it at any time: the same command goes on from where it stopped. --model vit trains
-a plain ViT with as many parameters in the same way, for comparison. `crate_interp.load(folder)`
-loads the folder that it writes.
+--model vit trains a plain ViT with as many parameters in the same way, for comparison.
+`crate_interp.load(folder)` loads the folder that it writes. --pilot chooses a recipe: it stops
+before the test images are read.
 """
 
-import argparse
-import io
 import json
-import time
-from collections.abc import Iterable
+from argparse import Namespace
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,25 +28,13 @@ import numpy as np
 import pyarrow.parquet
 import torch
 import torch.nn.functional as F
-from datasets import ClassLabel, Dataset, Features, Image
+import training
+from datasets import Dataset
 from PIL import Image as Pillow
 from plain_vit import PlainViT
 from safetensors.torch import save_file
 from torch import Tensor
-from tqdm.auto import tqdm
-from training import (
-    FASHION,
-    LABELS,
-    WARMUP,
-    learning_rate,
-    load_resume,
-    read_idx,
-    recipe_parser,
-    save_resume,
-    save_step,
-    size_of,
-    stopped,
-)
+from training import FASHION, LABELS, read_idx
 
 import crate_interp as ci
 from crate_interp import CrateConfig, HookedCrate
@@ -59,6 +45,7 @@ SAVED_STEPS = (0, 30, 200, 1500)  # log-spaced; the last step is the model itsel
 SIZE, BATCH, SEED, HELD_OUT = 64, 128, 0, 2000
 TEXTURES, COLUMNS = ("brick", "grass", "gravel"), {"train": (0, 352), "t10k": (352, 512)}
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
+SOURCES = dict(fashion=FASHION, textures=Path("skimage/data"))  # options: where they lie
 WIDTH = {"crate": 192, "vit": 96}  # d_model: as many parameters
 
 CARD = """---
@@ -115,13 +102,7 @@ def read_textures(folder: Path, split: str) -> list[Pillow.Image]:
     return [picture.crop((left, 0, right, picture.height)) for picture in pictures]
 
 
-def add_sources(parser: argparse.ArgumentParser) -> None:
-    """Adds the folders of objects and textures to a parser."""
-    parser.add_argument("--fashion", type=Path, default=FASHION)
-    parser.add_argument("--textures", type=Path, default=Path("skimage/data"))
-
-
-def training_sources(args: argparse.Namespace, held_out: int) -> list[tuple[Any, Any]]:
+def training_sources(args: Namespace, held_out: int) -> list[tuple[Any, Any]]:
     """Returns the first objects of the training split, and the others, each with the textures."""
     images, labels = read_idx(args.fashion, "train")
     textures = read_textures(args.textures, "train")
@@ -169,121 +150,51 @@ class Composites:
         masks = torch.from_numpy(np.stack([np.asarray(mask) > 127 for _, mask in pairs]))
         return images.permute(0, 3, 1, 2), torch.from_numpy(self.labels[indices]), masks
 
+    def batches(self, n: int, draw: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yields the first n composites."""
+        for start in range(0, n, 500):
+            yield self.batch(range(start, min(start + 500, n)), draw)
+
 
 def make_model(kind: str) -> HookedCrate:
     """Returns the untrained network; the same seed gives the same start."""
     torch.manual_seed(SEED)
-    size: dict[str, Any] = dict(
-        d_model=WIDTH[kind], n_layers=6, n_heads=6, image_size=SIZE, patch_size=8, n_classes=10
-    )
-    look: dict[str, Any] = dict(resize=SIZE, crop=SIZE, mean=MEAN, std=STD, labels=LABELS)
-    cfg = CrateConfig(family="crate", **size, **look, model_name=f"{kind}-tiny-cutouts")
+    cfg = CrateConfig(
+        family="crate", d_model=WIDTH[kind], n_layers=6, n_heads=6, image_size=SIZE, patch_size=8,
+        n_classes=10, resize=SIZE, crop=SIZE, mean=MEAN, std=STD, labels=LABELS,
+        model_name=f"{kind}-tiny-cutouts",
+    )  # fmt: skip
     return PlainViT(cfg) if kind == "vit" else HookedCrate(cfg)
 
 
-@torch.no_grad()
-def accuracy(model: HookedCrate, data: Composites, n: int, draw: int) -> float:
+def accuracy(model: HookedCrate, data: Composites, n: int) -> float:
     """Returns the share of the first n composites whose largest logit is their label's."""
-    hits = 0
-    for start in range(0, n, 500):
-        images, labels, _ = data.batch(range(start, min(start + 500, n)), draw)
-        hits += (model.eval()(model.preprocess(images)).argmax(-1) == labels).sum().item()
-    return hits / n
+    return training.accuracy(lambda x: model.eval()(model.preprocess(x)), data.batches(n, 0))
 
 
-def train(
-    args: argparse.Namespace, data: Composites, held: Composites
-) -> tuple[HookedCrate, dict[str, Any]]:
-    """Returns the trained model and facts about its training.
+def train(args: Namespace, data: Composites, held: Composites) -> tuple[HookedCrate, dict]:
+    """Returns the trained model and facts about its training."""
+    model, n = make_model(args.model), len(data.labels)
 
-    Saves args.out/resume.pt as it goes, and when interrupted.
-    """
-    model = make_model(args.model)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=args.lr, weight_decay=args.decay, betas=(0.9, 0.99)
-    )
-    settings = dict(steps=args.steps, lr=args.lr, decay=args.decay, model=args.model)
-    resume = args.out / "resume.pt"
-    saved = load_resume(resume, settings)
-    if saved is not None:
-        model.load_state_dict(saved["weights"])
-        optimizer.load_state_dict(saved["optimizer"])
-        step, facts = saved["step"], saved["facts"]
-    else:
-        step, facts = 0, {"untrained": accuracy(model, held, HELD_OUT, 0), "minutes": 0.0}
+    def loss(step: int) -> Tensor:
+        rows = training.rows_of(step, n, BATCH, SEED).tolist()
+        images, labels, _ = data.batch(rows, 1 + step // (n // BATCH))
+        answer = model.train()(model.preprocess(images))
+        return F.cross_entropy(answer, labels, label_smoothing=0.1)
 
-    def save() -> None:
-        state = dict(weights=model.state_dict(), optimizer=optimizer.state_dict())
-        save_resume(state | dict(step=step, settings=settings, facts=facts), resume)
-
-    bar = tqdm(total=args.steps, initial=step, desc="training", unit="step")
-    try:
-        while step < args.steps:
-            started = time.perf_counter()
-            if step in SAVED_STEPS:
-                save_step(model, args.out, step)
-            loss = one_step(model, optimizer, data, step, learning_rate(step, args.steps, args.lr))
-            step += 1
-            facts["minutes"] += (time.perf_counter() - started) / 60
-            bar.update()
-            if step % 100 == 0 or step == args.steps:
-                save()
-            if step % 500 == 0 or step == args.steps:
-                share = accuracy(model, held, HELD_OUT, 0)
-                bar.set_postfix(loss=f"{loss:.3f}", held_out=f"{share:.2%}")
-                with open(args.out / "log.csv", "a") as log:
-                    log.write(f"{step},{loss:.4f},{share:.4f},{facts['minutes']:.1f}\n")
-    except KeyboardInterrupt:
-        save()
-        raise stopped(step) from None
-    bar.close()
-    return model.eval(), facts
-
-
-def one_step(
-    model: HookedCrate, optimizer: torch.optim.Optimizer, data: Composites, step: int, lr: float
-) -> float:
-    """Makes one update, on composites that depend only on the step; returns the loss before it."""
-    per_epoch = len(data.labels) // BATCH
-    epoch, place = divmod(step, per_epoch)
-    order = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(SEED + epoch))
-    rows = order[place * BATCH : (place + 1) * BATCH].tolist()
-    images, labels, _ = data.batch(rows, 1 + epoch)
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-    loss = F.cross_entropy(model.train()(model.preprocess(images)), labels, label_smoothing=0.1)
-    optimizer.zero_grad()
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    return loss.item()
-
-
-def save_sample(data: Composites, path: Path, n: int = 128) -> None:
-    """Saves the first n test composites with masks and labels, as PNG bytes in parquet."""
-    rows = []
-    for index in range(n):
-        picture, mask = data.one(index, 0)
-        rows.append({"image": png(picture), "mask": png(mask), "label": int(data.labels[index])})
-    features = Features(
-        {"image": Image(), "mask": Image(), "label": ClassLabel(names=list(LABELS))}
-    )
-    Dataset.from_list(rows, features=features).to_parquet(path)
-
-
-def png(picture: Pillow.Image) -> dict[str, Any]:
-    """Returns a picture as the datasets library stores it."""
-    buffer = io.BytesIO()
-    picture.save(buffer, "PNG", optimize=True)
-    return {"bytes": buffer.getvalue(), "path": None}
+    minutes = training.fit(
+        model, training.adamw(model, args.decay), loss,
+        lambda step: training.learning_rate(step, args.steps, args.lr), args.steps, args.out,
+        dict(steps=args.steps, lr=args.lr, decay=args.decay, model=args.model),
+        saved_steps=SAVED_STEPS, log_every=500,
+        more=lambda: f"{accuracy(model, held, HELD_OUT):.4f}",
+    )  # fmt: skip
+    untrained = accuracy(make_model(args.model), held, HELD_OUT)
+    return model.eval(), dict(untrained=untrained, minutes=minutes)
 
 
 def finish(
-    args: argparse.Namespace,
-    model: HookedCrate,
-    facts: dict[str, Any],
-    n_train: int,
-    test: Composites,
+    args: Namespace, model: HookedCrate, facts: dict[str, Any], n_train: int, test: Composites
 ) -> None:
     """Writes the trained model's folder: weights, card and the sample of test composites."""
     if args.model == "vit":
@@ -292,32 +203,30 @@ def finish(
     else:
         model.half().save_pretrained(args.out)
     kind = {"crate": "CRATE (arXiv 2306.01129)", "vit": "plain ViT"}[args.model]
-    recipe = dict(lr=args.lr, decay=args.decay, warmup=WARMUP, batch=BATCH, steps=args.steps)
     data = dict(train=n_train, held=HELD_OUT, seed=SEED, saved=", ".join(map(str, SAVED_STEPS)))
-    name = f"{args.model}-tiny-cutouts"
-    card = CARD.format(**facts, **size_of(model), **recipe, **data, name=name, kind=kind)
-    (args.out / "README.md").write_text(card)
-    save_sample(test, args.out / "cutouts.parquet")
+    names = dict(name=f"{args.model}-tiny-cutouts", kind=kind, batch=BATCH)
+    training.write_card(args.out, CARD, model, facts, vars(args), data, names)
+    pictures, masks = zip(*(test.one(index, 0) for index in range(128)), strict=True)
+    path = args.out / "cutouts.parquet"
+    training.save_pictures(path, LABELS, test.labels[:128], image=pictures, mask=masks)
 
 
 def main() -> None:
-    parser = recipe_parser(__doc__, "runs/crate-tiny-cutouts", lr=2e-3, decay=0.05)
-    add_sources(parser)
-    parser.add_argument("--model", choices=("crate", "vit"), default="crate")
-    parser.add_argument("--steps", type=int, default=3000)
-    args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
+    args = training.arguments(
+        __doc__, out=Path("runs/crate-tiny-cutouts"), lr=2e-3, decay=0.05, pilot=False, **SOURCES,
+        model=("crate", "vit"), steps=3000,
+    )  # fmt: skip
     held, data = (Composites(*source) for source in training_sources(args, HELD_OUT))
     model, facts = train(args, data, held)
     if args.model == "crate":
         model = model.half().float()  # the card is about the weights as they are saved
-    facts["held_out"] = accuracy(model, held, HELD_OUT, 0)
+    facts["held_out"] = accuracy(model, held, HELD_OUT)
     print(json.dumps(facts))
     if not args.pilot:
         test = Composites(read_idx(args.fashion, "t10k"), read_textures(args.textures, "t10k"))
-        facts["test"] = accuracy(model, test, len(test.labels), 0)
-        finish(args, model, facts, len(data.labels), test)
         count = len(test.labels)
+        facts["test"] = accuracy(model, test, count)
+        finish(args, model, facts, len(data.labels), test)
         print(f"test accuracy {facts['test']:.2%} on {count:,} composites; written to {args.out}")
 
 

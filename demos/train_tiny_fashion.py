@@ -8,24 +8,18 @@ number of epochs were chosen on 5,000 held-out training images (learning rates 1
 76.1 % and 79.9 % of them in two epochs with --pilot --epochs 2). The 10,000 test images are read
 once, after the last step.
 
-You can interrupt it at any time: the same command goes on from the last save.
-`crate_interp.load(folder)` loads the folder that it writes.
+`crate_interp.load(folder)` loads the folder that it writes. --pilot chooses a recipe: it stops
+before the test images are read.
 """
 
-import argparse
-import csv
-import io
 import json
-import time
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 import training
-from datasets import ClassLabel, Dataset, Features, Image
-from PIL import Image as Pillow
-from tqdm.auto import tqdm
+from torch import Tensor
+from training import FASHION, LABELS
 
 from crate_interp import CrateConfig, HookedCrate
 
@@ -57,13 +51,13 @@ to build on.
 """
 
 
-def read(folder: Path, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+def read(folder: Path, name: str) -> tuple[Tensor, Tensor]:
     """Returns images uint8 [n, 1, 28, 28] and labels int64 [n] of one split ("train" or "t10k")."""
     images, labels = training.read_idx(folder, name)
     return torch.from_numpy(images.copy()).unsqueeze(1), torch.from_numpy(labels)
 
 
-def augment(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def augment(images: Tensor, generator: torch.Generator) -> Tensor:
     """Flips half of the images and shifts each by up to 2 pixels, filling with black."""
     n, _, height, width = images.shape
     flip = torch.rand(n, 1, 1, 1, generator=generator) < 0.5
@@ -74,121 +68,56 @@ def augment(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return padded[torch.arange(n)[:, None, None], 0, rows, columns].unsqueeze(1)
 
 
-@torch.no_grad()
-def accuracy(model: HookedCrate, images: torch.Tensor, labels: torch.Tensor) -> float:
+def accuracy(model: HookedCrate, images: Tensor, labels: Tensor) -> float:
     """Returns the share of images whose largest logit is their label's."""
-    hits = sum(
-        (model(model.preprocess(x)).argmax(-1) == y).sum().item()
-        for x, y in zip(images.split(500), labels.split(500), strict=True)
-    )
-    return hits / len(labels)
-
-
-def save_sample(images: torch.Tensor, labels: torch.Tensor, path: Path, n: int = 256) -> None:
-    """Saves the first n test images with labels, as PNG bytes in parquet."""
-    rows = []
-    for image, label in zip(images[:n, 0].numpy(), labels[:n].tolist(), strict=True):
-        buffer = io.BytesIO()
-        Pillow.fromarray(image).save(buffer, "PNG", optimize=True)
-        rows.append({"image": {"bytes": buffer.getvalue(), "path": None}, "label": label})
-    features = Features({"image": Image(), "label": ClassLabel(names=list(training.LABELS))})
-    Dataset.from_list(rows, features=features).to_parquet(path)
+    batches = zip(images.split(500), labels.split(500), strict=True)
+    return training.accuracy(lambda x: model.eval()(model.preprocess(x)), batches)
 
 
 def make_model() -> HookedCrate:
     """Returns the untrained network; the same seed gives the same start."""
     torch.manual_seed(SEED)
-    size: dict[str, Any] = dict(
-        d_model=128, n_layers=6, n_heads=4, image_size=28, patch_size=4, channels=1, n_classes=10
-    )
-    look: dict[str, Any] = dict(
-        resize=28,
-        crop=28,
-        mean=MEAN,
-        std=STD,
-        labels=training.LABELS,
+    return HookedCrate(CrateConfig(
+        family="crate", d_model=128, n_layers=6, n_heads=4, image_size=28, patch_size=4, channels=1,
+        n_classes=10, resize=28, crop=28, mean=MEAN, std=STD, labels=LABELS,
         model_name="crate-tiny-fashion",
-    )
-    return HookedCrate(CrateConfig(family="crate", **size, **look))
-
-
-def train(
-    args: argparse.Namespace, x: torch.Tensor, y: torch.Tensor, held: tuple
-) -> tuple[HookedCrate, dict]:
-    """Returns the trained model and facts about its training; saves resume.pt as it goes."""
-    model = make_model()
-    per_epoch = len(x) // BATCH
-    steps, step, seconds, untrained = args.epochs * per_epoch, 0, 0.0, None
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=args.lr, weight_decay=args.decay, betas=(0.9, 0.99)
-    )
-    resume = args.out / "resume.pt"
-    settings = dict(steps=steps, lr=args.lr, decay=args.decay)
-    saved = training.load_resume(resume, settings)
-    if saved is not None:
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        step, seconds, untrained = saved["step"], saved["seconds"], saved["untrained"]
-    if untrained is None:
-        untrained = accuracy(model.eval(), *held)
-    bar = tqdm(total=steps, initial=step, desc="training", unit="step")
-    while step < steps:
-        started = time.perf_counter()
-        if step in SAVED_STEPS:
-            training.save_step(model, args.out, step)
-        epoch, place = divmod(step, per_epoch)
-        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(SEED + epoch))
-        rows = order[place * BATCH : (place + 1) * BATCH]
-        images = augment(x[rows], torch.Generator().manual_seed(1_000_003 * (SEED + 1) + step))
-        training.set_learning_rate(optimizer, step, steps, args.lr)
-        logits = model.train()(model.preprocess(images))
-        loss = F.cross_entropy(logits, y[rows], label_smoothing=0.1)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        step += 1
-        seconds += time.perf_counter() - started
-        bar.update()
-        if step % 100 == 0 or step == steps:
-            state = dict(model=model.state_dict(), optimizer=optimizer.state_dict(), step=step)
-            state |= dict(settings=settings, seconds=seconds, untrained=untrained)
-            training.save_resume(state, resume)
-        if step % per_epoch == 0:
-            held_out = accuracy(model.eval(), *held)
-            bar.set_postfix(loss=f"{loss.item():.3f}", held_out=f"{held_out:.2%}")
-            row = [step, f"{loss.item():.4f}", f"{held_out:.4f}", f"{seconds:.0f}"]
-            with open(args.out / "log.csv", "a", newline="") as log:
-                csv.writer(log).writerow(row)
-    bar.close()
-    return model.eval(), dict(steps=steps, minutes=seconds / 60, untrained=untrained)
+    ))  # fmt: skip
 
 
 def main() -> None:
-    parser = training.recipe_parser(__doc__, "runs/crate-tiny-fashion", lr=3e-3, decay=0.05)
-    parser.add_argument("--data", type=Path, default=training.FASHION)
-    parser.add_argument("--epochs", type=int, default=20)
-    args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    x, y = read(args.data, "train")
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(SEED))
-    held, rest = order[:HELD_OUT], order[HELD_OUT:]
-    model, facts = train(args, x[rest], y[rest], (x[held], y[held]))
-    facts["held_out"] = accuracy(model, x[held], y[held])
+    args = training.arguments(
+        __doc__, out=Path("runs/crate-tiny-fashion"), lr=3e-3, decay=0.05, pilot=False,
+        data=FASHION, epochs=20,
+    )  # fmt: skip
+    every = read(args.data, "train")
+    order = torch.randperm(len(every[0]), generator=torch.Generator().manual_seed(SEED))
+    held, (x, y) = ([part[rows] for part in every] for rows in order.tensor_split([HELD_OUT]))
+    model, steps = make_model(), args.epochs * (len(x) // BATCH)
+
+    def loss(step: int) -> Tensor:
+        rows = training.rows_of(step, len(x), BATCH, SEED)
+        images = model.preprocess(augment(x[rows], training.draws(SEED, step)))
+        return F.cross_entropy(model.train()(images), y[rows], label_smoothing=0.1)
+
+    minutes = training.fit(
+        model, training.adamw(model, args.decay), loss,
+        lambda step: training.learning_rate(step, steps, args.lr), steps, args.out,
+        dict(steps=steps, lr=args.lr, decay=args.decay), saved_steps=SAVED_STEPS,
+        more=lambda: f"{accuracy(model, *held):.4f}",
+    )  # fmt: skip
+    facts = dict(steps=steps, minutes=minutes, untrained=accuracy(make_model(), *held))
+    facts["held_out"] = accuracy(model, *held)
     print(json.dumps(facts))
     if args.pilot:
         return
-    test_x, test_y = read(args.data, "t10k")
-    facts["test"] = accuracy(model, test_x, test_y)
+    test = read(args.data, "t10k")
+    facts["test"] = accuracy(model, *test)
     model.save_pretrained(args.out)
-    recipe = dict(
-        lr=args.lr, decay=args.decay, warmup=training.WARMUP, batch=BATCH, epochs=args.epochs
-    )
-    data = dict(train=len(rest), seed=SEED, saved=", ".join(map(str, SAVED_STEPS)))
-    card = CARD.format(**facts, **training.size_of(model), **recipe, **data)
-    (args.out / "README.md").write_text(card)
-    save_sample(test_x, test_y, args.out / "fashion.parquet")
-    print(f"test accuracy {facts['test']:.2%} on {len(test_y):,} images; written to {args.out}")
+    data = dict(train=len(x), seed=SEED, saved=", ".join(map(str, SAVED_STEPS)), batch=BATCH)
+    training.write_card(args.out, CARD, model, facts, vars(args), data)
+    images, labels = (part[:256].numpy() for part in test)
+    training.save_pictures(args.out / "fashion.parquet", LABELS, labels, image=images[:, 0])
+    print(f"test accuracy {facts['test']:.2%} on {len(test[1]):,} images; written to {args.out}")
 
 
 if __name__ == "__main__":

@@ -10,23 +10,20 @@ the second; all others can, as they stand one period before. `--seed` gives anot
 other data: the embedded models are of seed 0, weights/ beside this file has seeds 1 and 2 of
 crate-tiny-induction.
 
-You can interrupt it at any time: the same command goes on from the last save.
-`crate_interp.load(folder)` loads the folder that it writes.
+--beside: folders of other seeds, for the card. `crate_interp.load(folder)` loads the folder that it
+writes.
 """
 
-import argparse
 import copy
 import json
 import math
-import time
+from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 import torch
+import training
 from safetensors.torch import load_file
 from torch import Tensor
-from tqdm.auto import tqdm
-from training import resumed, save_step, save_training, set_learning_rate, size_of
 
 import crate_interp
 from crate_interp import CrateConfig, HookedCrateLM
@@ -37,7 +34,6 @@ PERIODS = tuple(period for period in range(6, 25) if period not in HELD_OUT)
 TOKENS, SEPARATOR = 32, 32
 N_CTX, BATCH, STEPS, PEAK, DECAY = 49, 64, 5000, 2e-3, 0.01
 COUNT = 512  # sequences of each period in the card's tables
-SAVE_EVERY = 250
 GROUPS = {
     "of the training": PERIODS,
     "held out: " + ", ".join(map(str, HELD_OUT)): HELD_OUT,
@@ -185,56 +181,34 @@ def along(model: HookedCrateLM, out: Path) -> str:
 def make_model(family: str, seed: int) -> HookedCrateLM:
     """Returns the untrained network."""
     torch.manual_seed(seed)
-    size: dict[str, Any] = dict(d_model=64, n_layers=3, n_heads=4, n_ctx=N_CTX, d_vocab=TOKENS + 1)
     name = f"{'crate' if family == 'crate-lm' else 'gpt'}-tiny-induction"
-    return HookedCrateLM(CrateConfig(family=family, model_name=name, **size))
+    return HookedCrateLM(CrateConfig(
+        family=family, model_name=name, d_model=64, n_layers=3, n_heads=4, n_ctx=N_CTX,
+        d_vocab=TOKENS + 1,
+    ))  # fmt: skip
 
 
-def train(args: argparse.Namespace) -> tuple[HookedCrateLM, float]:
-    """Returns the trained model and the minutes that it took; saves resume.pt as it goes."""
+def train(args: Namespace) -> tuple[HookedCrateLM, float]:
+    """Returns the trained model and the minutes that it took."""
     model = make_model(args.family, args.seed)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=PEAK, weight_decay=DECAY, betas=(0.9, 0.98)
-    )
-    resume, settings = args.out / "resume.pt", [args.family, args.seed, args.steps]
-    step, seconds = resumed(model, [optimizer], resume, settings)
-    bar = tqdm(total=args.steps, initial=step, desc="training", unit="step")
-    while step < args.steps:
-        started = time.perf_counter()
-        if step in SAVED_STEPS:
-            save_step(model, args.out, step)
-        generator = torch.Generator().manual_seed(1_000_003 * (args.seed + 1) + step)
-        tokens = sequences(BATCH, PERIODS, generator)
-        set_learning_rate(optimizer, step, args.steps, PEAK)
-        loss = model.train()(tokens, "loss")
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        step, seconds = step + 1, seconds + time.perf_counter() - started
-        bar.update()
-        if step % 50 == 0:
-            with open(args.out / "log.csv", "a") as log:
-                log.write(f"{step},{loss.item():.4f},{seconds:.0f}\n")
-        if step % SAVE_EVERY == 0 or step == args.steps:
-            save_training(model, [optimizer], resume, settings, step, seconds)
-    bar.close()
-    return model.eval(), seconds / 60
+
+    def loss(step: int) -> Tensor:
+        tokens = sequences(BATCH, PERIODS, training.draws(args.seed, step))
+        return model.train()(tokens, "loss")
+
+    minutes = training.fit(
+        model, training.adamw(model, DECAY, 0.98), loss,
+        lambda step: training.learning_rate(step, args.steps, PEAK), args.steps, args.out,
+        [args.family, args.seed, args.steps], saved_steps=SAVED_STEPS,
+    )  # fmt: skip
+    return model.eval(), minutes
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=Path("runs/crate-tiny-induction"))
-    parser.add_argument("--family", choices=["crate-lm", "gpt-baseline"], default="crate-lm")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument(
-        "--beside", type=Path, nargs="*", default=[], help="folders of other seeds, for the card"
-    )
-    args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
+    args = training.arguments(
+        __doc__, out=Path("runs/crate-tiny-induction"), family=("crate-lm", "gpt-baseline"), seed=0,
+        steps=STEPS, beside=[Path()],
+    )  # fmt: skip
     model, minutes = train(args)
     model.half().save_pretrained(args.out)
     model = crate_interp.load(args.out)  # the card is about the weights as they are saved
@@ -242,15 +216,13 @@ def main() -> None:
     models |= {folder.name: crate_interp.load(folder) for folder in args.beside}
     models["untrained"] = make_model(args.family, args.seed).eval()
     accuracy, nats = tables(models)
-    recipe = dict(peak=PEAK, decay=DECAY, steps=args.steps, batch=BATCH, seed=args.seed)
-    data = dict(tokens=TOKENS, last=TOKENS - 1, separator=SEPARATOR, n_ctx=N_CTX, count=COUNT)
-    data |= dict(held=", ".join(map(str, HELD_OUT)))
-    found = dict(accuracy=accuracy, nats=nats, along=along(model, args.out), minutes=minutes)
-    found |= dict(error=sampled(model, COUNT, 10_000)[1])
-    names = dict(family=args.family, name=model.cfg.model_name, uniform=math.log(TOKENS))
-    (args.out / "README.md").write_text(
-        CARD.format(**names, **size_of(model), **recipe, **data, **found)
-    )
+    training.write_card(
+        args.out, CARD, model, vars(args), accuracy=accuracy, nats=nats, minutes=minutes,
+        along=along(model, args.out), error=sampled(model, COUNT, 10_000)[1], peak=PEAK,
+        decay=DECAY, batch=BATCH, tokens=TOKENS, last=TOKENS - 1, separator=SEPARATOR, n_ctx=N_CTX,
+        count=COUNT, held=", ".join(map(str, HELD_OUT)), name=model.cfg.model_name,
+        uniform=math.log(TOKENS),
+    )  # fmt: skip
     print(json.dumps({"minutes": round(minutes, 2)}) + "\n" + accuracy)
 
 

@@ -32,31 +32,29 @@ So a wide U alone drowns the token in what attention adds, and the start alone d
 layer 0 heads are even again after 200 steps. The term costs loss at first (its warm-up was 300
 steps, not 200). In these pilots it counted heads above 0.7, and faded by half of 6,000 steps.
 
-You can interrupt it at any time: the same command goes on from the last save.
+--push is the weight of evenness in the loss, --fade the share of the steps with it. --before: a
+folder of another model for the card. --evaluate only prints the losses of the embedded model.
+--pilot N chooses a recipe: it stops after N steps, before the held-out books.
 `crate_interp.load(folder)` loads the folder that it writes.
 """
 
-import argparse
 import json
-import time
+from argparse import Namespace
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+import training
 from attending import EVEN, Gathered, cost_of_even, evenness_of, groups, start, too_even
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from tqdm.auto import tqdm
-from training import WARMUP, resumed, save_step, save_training, set_learning_rate, size_of
 
 import crate_interp
 from crate_interp import CrateConfig, HookedCrateLM
 
 SAVED_STEPS = (0, 160, 640, 2560)  # log-spaced; the last step is the model itself
 BOS, VOCAB, N_CTX, BATCH, SEED = "<|bos|>", 1024, 128, 32, 0
-SAVE_EVERY = 200
 
 CARD = """---
 license: other
@@ -268,80 +266,48 @@ def attention(models: dict[str, HookedCrateLM], held: torch.Tensor) -> str:
 def make_model(layers: int, width: int) -> HookedCrateLM:
     """Returns the network before training; the same seed gives the same start."""
     torch.manual_seed(SEED)
-    size: dict[str, Any] = dict(d_model=width, n_layers=layers, n_heads=width // 32, n_ctx=N_CTX)
-    text: dict[str, Any] = dict(tokenizer="file", prepend_bos=True, model_name="crate-tiny-lm")
-    model = HookedCrateLM(CrateConfig(family="crate-lm", d_vocab=VOCAB, **size, **text))
+    model = HookedCrateLM(CrateConfig(
+        family="crate-lm", d_vocab=VOCAB, d_model=width, n_layers=layers, n_heads=width // 32,
+        n_ctx=N_CTX, tokenizer="file", prepend_bos=True, model_name="crate-tiny-lm",
+    ))  # fmt: skip
     start(model)
     return model
 
 
-def train(args: argparse.Namespace, ids: np.ndarray) -> tuple[HookedCrateLM, dict]:
-    """Returns the trained model and facts about its training; saves resume.pt as it goes."""
+def train(args: Namespace, ids: np.ndarray) -> tuple[HookedCrateLM, dict]:
+    """Returns the trained model and facts about its training."""
     model = make_model(args.layers, args.width)
     gathered = Gathered(model)
     optimizer = torch.optim.AdamW(groups(model, args.decay), lr=args.lr, betas=(0.9, 0.98))
-    resume = args.out / "resume.pt"
-    settings = [args.layers, args.width, args.steps, args.lr, args.decay, args.push, args.fade]
-    step, seconds = resumed(model, [optimizer], resume, settings)
     text, offsets = torch.from_numpy(ids), torch.arange(N_CTX - 1)
-    stop = min(args.steps, args.pilot or args.steps)
-    bar = tqdm(total=args.steps, initial=step, desc="training", unit="step")
-    while step < stop:
-        started = time.perf_counter()
-        if step in SAVED_STEPS:
-            save_step(model, args.out, step)
-        generator = torch.Generator().manual_seed(1_000_003 * (SEED + 1) + step)
-        begins = torch.randint(len(text) - N_CTX, (BATCH, 1), generator=generator)
+    last: list[torch.Tensor] = []  # the loss of the tokens, and the evenness of each head
+
+    def loss(step: int) -> torch.Tensor:
+        draw = training.draws(SEED, step)
+        begins = torch.randint(len(text) - N_CTX, (BATCH, 1), generator=draw)
         tokens = torch.cat([torch.zeros(BATCH, 1, dtype=torch.long), text[begins + offsets]], dim=1)
-        set_learning_rate(optimizer, step, args.steps, args.lr)
         with torch.autocast("cpu", torch.bfloat16):
-            loss = model.train()(tokens, "loss")
-        shares = gathered.pop()
+            cost = model.train()(tokens, "loss")
+        last[:] = cost.detach(), gathered.pop()
         push = args.push * max(0.0, 1 - step / (args.fade * args.steps))
-        optimizer.zero_grad()
-        (loss + push * too_even(shares)).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        step, seconds = step + 1, seconds + time.perf_counter() - started
-        bar.update()
-        if step % 50 == 0:
-            with open(args.out / "log.csv", "a") as log:
-                layers = ",".join(f"{share:.3f}" for share in shares.mean(dim=1).tolist())
-                log.write(f"{step},{loss.item():.4f},{seconds:.0f},{layers}\n")
-        if step % SAVE_EVERY == 0 or step == args.steps:
-            save_training(model, [optimizer], resume, settings, step, seconds)
-    bar.close()
+        return cost + push * too_even(last[1])
+
+    settings = [args.layers, args.width, args.steps, args.lr, args.decay, args.push, args.fade]
+    minutes = training.fit(
+        model, [optimizer], loss, lambda step: training.learning_rate(step, args.steps, args.lr),
+        args.steps, args.out, settings, stop=args.pilot, saved_steps=SAVED_STEPS, log_every=50,
+        more=lambda: ",".join(f"{one:.4f}" for one in (last[0], *last[1].mean(dim=1))),
+    )  # fmt: skip
     clean = make_model(args.layers, args.width)  # without the hooks
     clean.load_state_dict(model.state_dict())
-    return clean.eval(), dict(steps=step, minutes=seconds / 60)
+    return clean.eval(), dict(steps=args.pilot or args.steps, minutes=minutes)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--sources", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=Path("runs/crate-tiny-lm"))
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--width", type=int, default=192)
-    parser.add_argument("--steps", type=int, default=7200)
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--decay", type=float, default=0.01)
-    parser.add_argument(
-        "--push", type=float, default=1.0, help="the weight of evenness in the loss"
-    )
-    parser.add_argument("--fade", type=float, default=1.0, help="the share of the steps with it")
-    parser.add_argument("--before", type=Path, help="a folder of another model for the card")
-    parser.add_argument(
-        "--evaluate", action="store_true", help="only print the losses of the embedded model"
-    )
-    parser.add_argument(
-        "--pilot",
-        type=int,
-        help="choose a recipe: stop after this many steps, before the held-out books",
-    )
-    args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
+    args = training.arguments(
+        __doc__, sources=Path, out=Path("runs/crate-tiny-lm"), layers=4, width=192, steps=7200,
+        lr=2e-3, decay=0.01, push=1.0, fade=1.0, before=Path(), evaluate=False, pilot=0,
+    )  # fmt: skip
     texts, held_texts, held_names = read_texts(args.sources)
     tokenizer = make_tokenizer(texts)
     ids = to_ids(tokenizer, texts)
@@ -361,16 +327,15 @@ def main() -> None:
     model = crate_interp.load(args.out)  # the card is about the weights as they are saved
     known = {"crate-tiny-lm": model}
     known["the same, untrained"] = make_model(args.layers, args.width).eval()
-    if args.before:
+    if args.before.name:
         known["before"] = crate_interp.load(args.before)
     table, weights = losses(known, ids, held, size)
-    recipe = dict(lr=args.lr, warmup=WARMUP, decay=args.decay, batch=BATCH, n_ctx=N_CTX, seed=SEED)
-    data = dict(train_bytes=train_bytes, train_tokens=len(ids), held_names=held_names, bos=BOS)
-    scores = dict(table=table, weights=weights, saved=", ".join(map(str, SAVED_STEPS)))
-    scores |= dict(attention=attention(known, held), even=EVEN, push=args.push)
-    scores |= dict(before=BEFORE if args.before else "")
-    card = CARD.format(**facts, **size_of(model), **recipe, **data, **scores, vocab=VOCAB)
-    (args.out / "README.md").write_text(card)
+    training.write_card(
+        args.out, CARD, model, vars(args), facts, batch=BATCH, n_ctx=N_CTX, seed=SEED, bos=BOS,
+        train_bytes=train_bytes, train_tokens=len(ids), held_names=held_names, table=table,
+        weights=weights, saved=", ".join(map(str, SAVED_STEPS)), attention=attention(known, held),
+        even=EVEN, before=BEFORE if args.before.name else "", vocab=VOCAB,
+    )  # fmt: skip
     print(json.dumps(facts) + "\n" + table)
 
 

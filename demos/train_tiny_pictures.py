@@ -15,15 +15,14 @@ Pictures grow: most steps show 32 x 32 pixels, which lie anywhere on the grid of
 step is five times as fast; then come 48 and 64. An object has about as many pixels in all of them.
 Matrices of layers are trained by Muon (torch 2.9 or later), the rest by AdamW.
 
-You can interrupt it at any time: the same command goes on from where it stopped.
 `crate_interp.load(folder)` loads the folder that it writes.
 """
 
-import argparse
 import json
 import re
 import textwrap
 import time
+from argparse import Namespace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,12 +30,10 @@ import drawings
 import numpy as np
 import torch
 import torch.nn.functional as F
-from datasets import ClassLabel, Dataset, Features, Image
+import training
 from PIL import Image as Pillow
 from torch import Tensor
-from tqdm.auto import tqdm
-from train_tiny_cutouts import png, tint
-from training import resumed, save_step, save_training, size_of, stopped
+from train_tiny_cutouts import tint
 
 from crate_interp import CrateConfig, HookedCrate
 from crate_interp.data.object_masks import paste, random_square
@@ -236,11 +233,9 @@ class Test:
     @torch.no_grad()
     def right(self, model: HookedCrate) -> np.ndarray:
         """Returns whether the largest logit of each composite is its label's."""
-        found = []
-        for start in range(0, len(self.labels), 100):
-            images = normalised(np.stack([np.asarray(p) for p in self.pictures[start:][:100]]))
-            found.append(model.eval()(images).argmax(-1).numpy())
-        return np.concatenate(found) == np.asarray(self.labels)
+        images = normalised(np.stack([np.asarray(picture) for picture in self.pictures]))
+        answers = [model.eval()(part).argmax(-1).numpy() for part in images.split(100)]
+        return np.concatenate(answers) == np.asarray(self.labels)
 
 
 def interval(right: np.ndarray, groups: list[Any]) -> tuple[float, float]:
@@ -255,14 +250,11 @@ def interval(right: np.ndarray, groups: list[Any]) -> tuple[float, float]:
 def make_model() -> HookedCrate:
     """Returns the untrained network; the same seed gives the same start."""
     torch.manual_seed(SEED)
-    size: dict[str, Any] = dict(
-        d_model=192, n_layers=6, n_heads=6, image_size=SIZE, patch_size=PATCH
-    )
-    look: dict[str, Any] = dict(resize=SIZE, crop=SIZE, mean=MEAN, std=STD)
-    names = dict(labels=drawings.LABELS, n_classes=len(drawings.LABELS))
-    return HookedCrate(
-        CrateConfig(family="crate", **size, **look, **names, model_name="crate-tiny-pictures")
-    )
+    return HookedCrate(CrateConfig(
+        family="crate", d_model=192, n_layers=6, n_heads=6, image_size=SIZE, patch_size=PATCH,
+        resize=SIZE, crop=SIZE, mean=MEAN, std=STD, labels=drawings.LABELS,
+        n_classes=len(drawings.LABELS), model_name="crate-tiny-pictures",
+    ))  # fmt: skip
 
 
 def optimizers_of(model: HookedCrate) -> list[torch.optim.Optimizer]:
@@ -296,56 +288,24 @@ def logits(model: HookedCrate, images: Tensor, seed: int) -> Tensor:
     return model(z + model.pos_embed[0, positions(images, seed)], start_at_layer=0)
 
 
-def one_step(
-    model: HookedCrate, optimizers: list[torch.optim.Optimizer], data: Training, step: int
-) -> float:
-    """Makes one update, on composites that depend only on the step; returns the loss before it."""
-    images, labels = data.batch(step)
-    with torch.autocast("cpu", torch.bfloat16):
-        out = logits(model.train(), images, step)
-    loss = F.cross_entropy(out.float(), labels, label_smoothing=0.1)
-    model.zero_grad()
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step)
-        optimizer.step()
-    return loss.item()
-
-
-def train(args: argparse.Namespace, data: Training) -> tuple[HookedCrate, float]:
-    """Returns the trained model and the seconds of processor time that it took.
-
-    Saves args.out/resume.pt as it goes, and when interrupted.
-    """
+def train(args: Namespace, data: Training) -> tuple[HookedCrate, float]:
+    """Returns the trained model and the minutes of processor time that it took."""
     model = make_model()
-    optimizers = optimizers_of(model)
+
+    def loss(step: int) -> Tensor:
+        images, labels = data.batch(step)
+        with torch.autocast("cpu", torch.bfloat16):
+            answer = logits(model.train(), images, step)
+        return F.cross_entropy(answer.float(), labels, label_smoothing=0.1)
+
     settings: dict[str, Any] = dict(phases=[list(phase) for phase in PHASES])
     settings |= dict(held_out=args.held_out, learning_rate=[LR, WARM, FALL])
-    resume = args.out / "resume.pt"
-    step, seconds = resumed(model, optimizers, resume, settings)
-    save = lambda: save_training(model, optimizers, resume, settings, step, seconds)  # noqa: E731
-    bar = tqdm(total=STEPS, initial=step, desc="training", unit="step")
-    try:
-        while step < STEPS:
-            started = time.process_time()
-            if step in SAVED_STEPS:
-                save_step(model, args.out, step)
-            loss = one_step(model, optimizers, data, step)
-            step += 1
-            seconds += time.process_time() - started
-            bar.update()
-            if step % 100 == 0 or step == STEPS:
-                save()
-                with open(args.out / "log.csv", "a") as log:
-                    log.write(f"{step},{loss:.4f},{seconds / 60:.1f}\n")
-    except KeyboardInterrupt:
-        save()
-        raise stopped(step) from None
-    bar.close()
-    save_step(model, args.out, step)
-    return model.eval(), seconds
+    minutes = training.fit(
+        model, optimizers_of(model), loss, learning_rate, STEPS, args.out, settings,
+        saved_steps=SAVED_STEPS, clock=time.process_time,
+    )  # fmt: skip
+    training.save_step(model, args.out, STEPS)
+    return model.eval(), minutes
 
 
 def said(phase: Phase) -> str:
@@ -368,47 +328,37 @@ def wrapped(card: str) -> str:
     return f"{head}# crate-tiny-pictures\n\n{texts[0]}\n\n" + "\n".join(texts[1:]) + "\n"
 
 
-def save_sample(test: Test, path: Path) -> None:
-    """Saves the first test composites with masks and labels, as PNG bytes in parquet."""
-    rows = [
-        {"image": png(picture), "mask": png(mask), "label": label}
-        for picture, mask, label in zip(test.pictures, test.masks, test.labels, strict=True)
-    ]
-    names = ClassLabel(names=list(drawings.LABELS))
-    features = Features({"image": Image(), "mask": Image(), "label": names})
-    Dataset.from_list(rows[:N_SAMPLE], features=features).to_parquet(path)
-
-
-def finish(args: argparse.Namespace, model: HookedCrate, facts: dict, test: Test) -> None:
+def finish(args: Namespace, model: HookedCrate, facts: dict, test: Test) -> None:
     """Writes the trained model's folder: weights, card and the sample of test composites."""
     model.half().save_pretrained(args.out)
-    recipe = dict(decay=DECAY, batch=BATCH, share=SHARE, seed=SEED, lr=LR, warm=WARM, fall=FALL)
-    recipe |= dict(saved=", ".join(map(str, SAVED_STEPS)), phases="; ".join(map(said, PHASES)))
     counts = {f"n_{name}": len(drawings.read(name, args.drawings)) for name in drawings.VENDORS}
-    counts |= dict(n_test=N_TEST, sample=N_SAMPLE, n_fluent=len(set(test.drawings)))
-    words = dict(labels=", ".join(drawings.LABELS))
-    card = CARD.format(**facts, **size_of(model), **recipe, **counts, **words)
-    (args.out / "README.md").write_text(wrapped(card))
-    save_sample(test, args.out / "pictures.parquet")
+    training.write_card(
+        args.out, CARD, model, facts, counts, decay=DECAY, batch=BATCH, share=SHARE, seed=SEED,
+        lr=LR, warm=WARM, fall=FALL, saved=", ".join(map(str, SAVED_STEPS)), n_test=N_TEST,
+        phases="; ".join(map(said, PHASES)), sample=N_SAMPLE, n_fluent=len(set(test.drawings)),
+        labels=", ".join(drawings.LABELS),
+    )  # fmt: skip
+    card = args.out / "README.md"
+    card.write_text(wrapped(card.read_text()))
+    shown = dict(image=test.pictures[:N_SAMPLE], mask=test.masks[:N_SAMPLE])
+    path = args.out / "pictures.parquet"
+    training.save_pictures(path, drawings.LABELS, test.labels[:N_SAMPLE], **shown)
 
 
 def main() -> None:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
-    parser.add_argument("--out", type=Path, default=Path("runs/crate-tiny-pictures"))
-    parser.add_argument("--drawings", type=Path, default=Path("drawings"))
-    parser.add_argument("--held-out", choices=drawings.VENDORS)
-    args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    seen = tuple(vendor for vendor in drawings.VENDORS if vendor != args.held_out)
+    args = training.arguments(
+        __doc__, out=Path("runs/crate-tiny-pictures"), drawings=Path("drawings"),
+        held_out=(None, *drawings.VENDORS),
+    )  # fmt: skip
+    vendors = tuple(vendor for vendor in drawings.VENDORS if vendor != args.held_out)
     unseen = (args.held_out or "fluent",)
     grounds = [drawings.backgrounds(args.drawings, test=test) for test in (False, True)]
-    data = Training(cutouts_of(seen, args.drawings), grounds[0])
+    data = Training(cutouts_of(vendors, args.drawings), grounds[0])
     test = Test(cutouts_of(unseen, args.drawings), grounds[1], N_TEST)
-    model, seconds = train(args, data)
+    model, minutes = train(args, data)
     model = model.half().float()  # the card is about the weights as they are saved
     right = test.right(model)
-    facts = {"untrained": float(test.right(make_model()).mean()), "minutes": seconds / 60}
+    facts = {"untrained": float(test.right(make_model()).mean()), "minutes": minutes}
     facts["test"] = float(right.mean())
     facts["low"], facts["high"] = interval(right, test.drawings)
     print(json.dumps(facts))

@@ -19,7 +19,6 @@ the untrained network. A ViT has none.
 Cost: processor time of a forward over 1,024 patches, the least of 9, by the size of an image.
 """
 
-import argparse
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,8 +32,10 @@ from pair_measures import Network, load, sample, segmented
 from pair_verdicts import Interval, mean_interval
 from pairs import SEEDS, WEIGHTS, facts_of, make_model, name_of
 from tqdm.auto import tqdm
+from training import arguments
 
 import crate_interp as ci
+from crate_interp.core.safe_text import in_markdown
 
 STORED = WEIGHTS / "family.csv"  # a row per kind, seed and statistic
 NAMES = {
@@ -185,35 +186,24 @@ def finding(table: pd.DataFrame) -> str:
 
 def text(table: pd.DataFrame, cost: pd.DataFrame) -> str:
     """Returns the tables in Markdown."""
-    lines = [
-        "| kind | accuracy, % | zeros, % | untrained | Jaccard, x 100 | untrained |",
-        "|---|---|---|---|---|---|",
-    ]
     names = ("accuracy", "zeros", "zeros_untrained", "fixed", "fixed_untrained")
+    levels, objectives, costs = [], [], []
     for kind, name in NAMES.items():
-        cells = [_shown(values_of(table, kind, statistic), 100) for statistic in names]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    lines += [
-        "",
-        "| own objective | before, nats | after | change, % | less shuffled | less random W_O "
-        "| less untrained | followed |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for kind, name in NAMES.items():
-        if kind == "vit":
-            continue
-        change = values_of(table, kind, "change")
-        less = [_shown(change - values_of(table, kind, null), 100) for null in NULLS]
-        rates = [_shown(values_of(table, kind, when)) for when in ("before", "after")]
-        cells = [*rates, _shown(change, 100), *less, followed(table, kind)[0]]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    head = " | ".join(f"{tokens:,} tokens" for tokens in cost)
-    lines += ["", f"| microseconds a token | {head} | last / first |", "|---|---|---|---|---|"]
-    for kind, name in NAMES.items():
+        levels.append((name, *(_shown(values_of(table, kind, one), 100) for one in names)))
         own = cost.loc[kind]
-        cells = [*(f"{one:.1f}" for one in own), f"{own.iloc[-1] / own.iloc[0]:.2f}"]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        costs.append((name, *(f"{one:.1f}" for one in own), f"{own.iloc[-1] / own.iloc[0]:.2f}"))
+        if kind != "vit":
+            change = values_of(table, kind, "change")
+            less = [_shown(change - values_of(table, kind, null), 100) for null in NULLS]
+            rates = [_shown(values_of(table, kind, when)) for when in ("before", "after")]
+            cells = (*rates, _shown(change, 100), *less, followed(table, kind)[0])
+            objectives.append((name, *cells))
+    head = ("kind", "accuracy, %", "zeros, %", "untrained", "Jaccard, x 100", "untrained")
+    second = ("own objective", "before, nats", "after", "change, %", "less shuffled",
+              "less random W_O", "less untrained", "followed")  # fmt: skip
+    third = ("microseconds a token", *(f"{tokens:,} tokens" for tokens in cost), "last / first")
+    tables = ((head, levels), (second, objectives), (third, costs))
+    return "\n\n".join(in_markdown(*one) for one in tables)
 
 
 def picture(table: pd.DataFrame, cost: pd.DataFrame) -> Figure:
@@ -259,12 +249,7 @@ def _dots(axis: Any, table: pd.DataFrame, statistic: str, shift: float, **look: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=Path("runs/family"))
-    args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
+    args = arguments(__doc__, out=Path("runs/family"))
     table, read = measure(sample())
     cost = costs()
     said = text(table, cost)

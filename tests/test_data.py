@@ -209,11 +209,12 @@ def test_annotations_lie_on_the_upright_image(model, tmp_path):
     refused(model, match, where)
 
 
-def test_coco_results_are_read_by_pycocotools(tmp_path, capsys):
+def test_coco_results_are_read_by_pycocotools(tmp_path, capsys, monkeypatch):
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
     script = Path(__file__).parent.parent / "demos" / "maskcut_coco.py"
+    monkeypatch.syspath_prepend(script.parent)
     coco_results = run_path(str(script), run_name="demo")["coco_results"]
     pairs = enumerate([(7, 3), (7, 90), (5, 90), (5, 3)], 1)
     notes = [

@@ -7,22 +7,24 @@ import subprocess
 import sys
 from pathlib import Path
 
-import neuron_records
 import numpy as np
-import pair_measures
 import pandas as pd
-import planted
 import pytest
 import torch
+
+import crate_interp as ci
+from segments import rectangles_and_noise
+
+sys.path.append(str(Path(__file__).parent.parent / "demos"))
+
+import neuron_records
+import pair_measures
+import planted
 import train_sae
 import train_tiny_cutouts as demo
 import whitebox_family as family
 
-import crate_interp as ci
-from segments import rectangles_and_noise
 from trainings import goes_on
-
-sys.path.append(str(Path(__file__).parent.parent / "demos"))
 
 
 @pytest.fixture
@@ -57,7 +59,7 @@ def test_training_goes_on_from_any_step(data, tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "BATCH", 4)
     monkeypatch.setattr(demo, "HELD_OUT", 6)
     train = lambda name, **more: demo.train(settings(tmp_path / name, **more), data, data)  # noqa: E731
-    _, _, facts = goes_on(monkeypatch, demo, train, lambda name: train(name, steps=6), 3)
+    _, _, facts = goes_on(monkeypatch, train, lambda name: train(name, steps=6), 3)
     assert facts["minutes"] > 0 and (tmp_path / "parts" / "steps" / "step-0.safetensors").exists()
 
 

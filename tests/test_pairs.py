@@ -118,9 +118,9 @@ def test_training_goes_on_from_any_step(kind, data, tmp_path, monkeypatch):
     shown = data.tensors(12, "")
 
     def train(name, epochs=2):
-        return train_pairs.train(kind, 3, shown, epochs, 1e-3, tmp_path / f"{name}.pt")
+        return train_pairs.train(kind, 3, shown, epochs, 1e-3, tmp_path / name)
 
-    whole, facts, again = goes_on(monkeypatch, train_pairs, train, lambda name: train(name, 3), 1)
+    whole, facts, again = goes_on(monkeypatch, train, lambda name: train(name, 3), 1)
     start = pairs.make_model(kind, 3)
     assert facts["start"] == again["start"] == pairs.digest(start) != pairs.digest(whole)
 
