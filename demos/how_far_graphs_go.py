@@ -20,7 +20,7 @@ from training import arguments
 
 import crate_interp as ci
 from crate_interp.circuits.graphs.derivatives import Explained, values
-from crate_interp.circuits.graphs.question import asked
+from crate_interp.circuits.graphs.question import ask_answer
 from crate_interp.circuits.graphs.trust import agreement, without
 from crate_interp.core.safe_text import in_markdown
 from crate_interp.stats.intervals import mean_interval
@@ -120,7 +120,7 @@ def measured(name: str, count: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     rows, curves = [], {}
     for sample in tqdm(inputs_of(name, model, count), total=count, desc=name):
         graph = ci.graph(model, sample)
-        question = asked(model, model(sample).detach(), None, None)
+        question = ask_answer(model, model(sample).detach(), None, None)
         case = values(model, sample, question, ())
         curve = curves[len(rows)] = curves_of(graph)
         beyond: Any = curve["logit"] - curve["largest"]

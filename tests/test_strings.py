@@ -163,7 +163,7 @@ CASES = {
     "Html": lambda kind: kind(HOSTILE, HOSTILE),
     "Circuit": lambda kind: kind([ci.circuits.Edge("embed", "logits", 1.0)], HOSTILE),
     "Steering": lambda kind: kind(ROWS, 0.5, 0.5, 0.5, HOSTILE, 0),
-    "Result": lambda kind: stub(kind, _shown=lambda self: ROWS),
+    "Result": lambda kind: stub(kind, _notebook_table=lambda self: ROWS),
     "AuditResult": lambda kind: stub(kind, text=lambda self: HOSTILE),
     "SegmentResult": lambda kind: stub(kind, cells=lambda self: ([HOSTILE], [[HOSTILE]])),
     "SweepResult": lambda kind: stub(kind, _table=lambda self, name: LAYERS),

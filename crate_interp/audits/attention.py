@@ -63,7 +63,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Given:
+class AttentionData:
     """A layer's streams for some samples: z before attention, and the update delta of attention.
 
     other: for each sample, the delta of the next sample. orders: one order per draw of the shuffled
@@ -151,20 +151,20 @@ def base_of(
     return Base(rows, side, u, arms, before, descents(rows, side, u, arms[0].eps, dtype))
 
 
-def of_attention(layer: Layer, given: Given, setting: Setting) -> Cells:
+def of_attention(layer: Layer, data: AttentionData, setting: Setting) -> Cells:
     """Returns the numbers of the attention step, and of the nulls and limits in its settings.
 
     The shuffled update is measured in every setting. The other nulls are measured only at the main
     eps, with U as stored and all tokens.
     """
     u = layer.stored
-    rows, update = frames.rows_of(given.z, u), frames.update_of(given.delta, given.z, u)
-    base = base_of(rows, u, layer.arms(setting), given.goal, given.single)
+    rows, update = frames.rows_of(data.z, u), frames.update_of(data.delta, data.z, u)
+    base = base_of(rows, u, layer.arms(setting), data.goal, data.single)
     cells = _of_update(base, update)
     if setting.nulls:
-        _nulls(cells, base.in_dtype(given.single), given, update, setting)
+        _nulls(cells, base.in_dtype(data.single), data, update, setting)
     if setting.limited:
-        _limits(cells, layer, given, setting, base, update)
+        _limits(cells, layer, data, setting, base, update)
     if layer.kind.no_series:
         for numbers in cells.values():
             for name in CLAIMS["neumann"].numbers:
@@ -208,41 +208,41 @@ def _measure(cells: Cells, base: Base, name: str, change: Update) -> list[PerEps
     return every
 
 
-def _nulls(cells: Cells, base: Base, given: Given, update: Update, setting: Setting) -> None:
+def _nulls(cells: Cells, base: Base, data: AttentionData, update: Update, setting: Setting) -> None:
     """Adds the numbers of the nulls.
 
     The shuffled update is averaged over draws, of which the first alone are measured on the whole
     grid.
     """
     here, u = base.at(setting.eps), base.u
-    update = frames.in_dtype(update, given.single)
+    update = frames.in_dtype(update, data.single)
     drawn: Cells = {}
-    delta, z = (x.to(given.single) for x in (given.delta, given.z))
-    for draw, order in enumerate(given.orders):
-        dot = (frames.taken(delta, order) * z).sum(dim=-1).double()
+    delta, z = (x.to(data.single) for x in (data.delta, data.z))
+    for draw, order in enumerate(data.orders):
+        dot = (frames.permute_rows(delta, order) * z).sum(dim=-1).double()
         change = frames.rearranged(update, dot, order)
         _measure(drawn, base if draw < DRAWS_OF_GRID else here, "shuffled", change)
     main = (here.arms[0].eps[0], here.arms[0].basis, here.arms[0].tokens)
     for key, numbers in drawn.items():
-        count = len(given.orders) if key[2:] == main else min(len(given.orders), DRAWS_OF_GRID)
+        count = len(data.orders) if key[2:] == main else min(len(data.orders), DRAWS_OF_GRID)
         cells[key] = {name: number / count for name, number in numbers.items()}
     if "negated" in setting.nulls:
         _measure(cells, here, "negated", frames.negated(update))
-    if given.other is not None:
-        _measure(cells, here, "next sample", frames.update_of(given.other, given.z, u))
-    if given.noise is not None:
-        lengths = torch.linalg.vector_norm(given.delta, dim=-1, keepdim=True).to(given.noise)
-        drawn = given.noise / torch.linalg.vector_norm(given.noise, dim=-1, keepdim=True)
-        _measure(cells, here, "random", frames.update_of(lengths * drawn, given.z, u))
+    if data.other is not None:
+        _measure(cells, here, "next sample", frames.update_of(data.other, data.z, u))
+    if data.noise is not None:
+        lengths = torch.linalg.vector_norm(data.delta, dim=-1, keepdim=True).to(data.noise)
+        drawn = data.noise / torch.linalg.vector_norm(data.noise, dim=-1, keepdim=True)
+        _measure(cells, here, "random", frames.update_of(lengths * drawn, data.z, u))
 
 
 def _limits(
-    cells: Cells, layer: Layer, given: Given, setting: Setting, base: Base, update: Update
+    cells: Cells, layer: Layer, data: AttentionData, setting: Setting, base: Base, update: Update
 ) -> None:
     """Adds the numbers of ceilings, the paper's operators, an ideal layer and random maps."""
     norm = layer.stored.norm
     # for each token, the squared distance between the norm's outputs before and after the update
-    apart = norm.normalised(given.z + given.delta) - norm.normalised(given.z)
+    apart = norm.normalised(data.z + data.delta) - norm.normalised(data.z)
     apart = (apart * norm.gains).square().sum(dim=-1)
     for arm in base.arms:  # bounds that no update of this length can bring the objective below
         square, goal = base.side.square[:, arm.first :], base.side.goal.after(arm.first)
@@ -265,12 +265,12 @@ def _limits(
             each = None if weights is None else weights.expand_as(scaled)
             least = least_rate(scaled, reach * lengths[frame][:, None], each)
             _add(cells, arm, "ceiling", frame, {"compresses": frames.over(least - before, before)})
-    _operators(cells, layer, given, setting, base)
-    _constructions(cells, layer, given, setting)
-    gathered: Any = given.gathered
-    base = base.in_dtype(given.single)
+    _operators(cells, layer, data, setting, base)
+    _constructions(cells, layer, data, setting)
+    gathered: Any = data.gathered
+    base = base.in_dtype(data.single)
     for draw, out in enumerate(layer.maps()):
-        change = frames.update_of(gathered @ out + layer.shift.to(out), given.z, layer.stored)
+        change = frames.update_of(gathered @ out + layer.shift.to(out), data.z, layer.stored)
         _measure(cells, base, f"random map {draw}", change)
 
 
@@ -298,27 +298,29 @@ def written(layer: Layer, z: Stream, u: Subspaces, causal: bool) -> tuple[Stream
     return heads.transpose(1, 2).flatten(2) @ u.wide.T, goal
 
 
-def _operators(cells: Cells, layer: Layer, given: Given, setting: Setting, base: Base) -> None:
+def _operators(
+    cells: Cells, layer: Layer, data: AttentionData, setting: Setting, base: Base
+) -> None:
     """Adds the numbers of the paper's steps with the layer's U, as long as the layer's update."""
-    step, here = written(layer, given.z, layer.stored, setting.causal)[0], base.at(setting.eps)
+    step, here = written(layer, data.z, layer.stored, setting.causal)[0], base.at(setting.eps)
     steps = {"gradient step": here.found["stream"].step(0, base.u), "+U": step, "-U": -step}
     if not layer.kind.no_series:
         steps["Neumann step"] = here.found["stream"].step(1, base.u)
     for name, step in steps.items():
-        change = frames.update_of(as_long(step, given.delta), given.z, layer.stored)
+        change = frames.update_of(as_long(step, data.delta), data.z, layer.stored)
         _measure(cells, replace(here, found={}), name, change)
 
 
-def _constructions(cells: Cells, layer: Layer, given: Given, setting: Setting) -> None:
+def _constructions(cells: Cells, layer: Layer, data: AttentionData, setting: Setting) -> None:
     """Adds the numbers of the layer's kind of attention on orthonormal subspaces.
 
     Each is the better one of adding and subtracting it.
     """
     u = layer.ideal
     arms = tuple(replace(arm, change=None) for arm in layer.arms(setting))  # u is orthonormal
-    step, goal = written(layer, given.z, u, setting.causal)
-    update = frames.update_of(as_long(step, given.delta), given.z, u)
-    base = base_of(frames.rows_of(given.z, u), u, arms, goal, given.single)
+    step, goal = written(layer, data.z, u, setting.causal)
+    update = frames.update_of(as_long(step, data.delta), data.z, u)
+    base = base_of(frames.rows_of(data.z, u), u, arms, goal, data.single)
     one, two = (_of_update(base, way) for way in (update, frames.negated(update)))
     for key, numbers in one.items():
         cells["construction", *key[1:]] = {

@@ -42,7 +42,7 @@ class Arm:
         """Returns the position of the first token that this arm measures."""
         return int(self.tokens == "patches")
 
-    def seen(self, side: Side, frame: str) -> Float[Tensor, "batch head rows d_head"]:
+    def measured_codes(self, side: Side, frame: str) -> Float[Tensor, "batch head rows d_head"]:
         """Returns the F_k C_k that this arm measures."""
         codes = side.codes if frame == "stream" else side.read
         own = side.goal.after(self.first).mixed(codes[:, :, self.first :])
@@ -54,7 +54,7 @@ class Arm:
             return side.grams[frame, self.tokens]
         if self.mild and not side.single:
             return self.change.mT @ side.grams[frame, self.tokens] @ self.change
-        codes = self.seen(side, frame)
+        codes = self.measured_codes(side, frame)
         return codes.mT @ codes
 
 
@@ -75,10 +75,10 @@ def rates(side: Side, u: Subspaces, arm: Arm) -> PerEps:
         arm.gram(side, "stream"),
         torch.cat([stream, unit], dim=1),
         trusted,
-        lambda rows: arm.seen(side, "stream")[rows],
+        lambda rows: arm.measured_codes(side, "stream")[rows],
     )
     read = goal.rate(
-        arm.gram(side, "read"), stream, trusted, lambda rows: arm.seen(side, "read")[rows]
+        arm.gram(side, "read"), stream, trusted, lambda rows: arm.measured_codes(side, "read")[rows]
     )
     return {"stream": both[:, :count], "read": read, "unit": both[:, count:]}
 
@@ -220,13 +220,13 @@ def descents(
 
 
 def directions(
-    found: dict[str, Descent], rows: Rows, side: Side, update: Update, moved: Side, u: Subspaces
+    arms: dict[str, Descent], rows: Rows, side: Side, update: Update, moved: Side, u: Subspaces
 ) -> dict[str, dict[str, Tensor]]:
     """Returns the numbers of an update's direction, in every frame.
 
     side, moved: the tokens before and after the update.
     """
-    stream, unit, read = (found[frame] for frame in ("stream", "unit", "read"))
+    stream, unit, read = (arms[frame] for frame in ("stream", "unit", "read"))
     onto = stream.spectrum.projections(stream.spectrum.codes.mT @ update.codes)
     own, dot, step = (part.sum(dim=-1) for part in (rows.square, update.dot, update.square))
     numbers = {"stream": stream.numbers(_paired(stream, onto), step.sqrt())}
@@ -269,7 +269,7 @@ def _coefficients(
 
 
 def _steep(
-    found: Spectrum,
+    spectrum: Spectrum,
     kernel: Float[Tensor, "inner inner"],
     ways: Float[Tensor, "batch way inner"],
     less: PerWay,
@@ -280,31 +280,31 @@ def _steep(
     less: the squared length of what does not lie along the frame. dtype: if it is float32, those
     gradients of which this takes nearly all are computed again in float64.
     """
-    whole = _quadratic(ways, _products(found.in_dtype(dtype), kernel.to(dtype)).double())
+    whole = _quadratic(ways, _products(spectrum.in_dtype(dtype), kernel.to(dtype)).double())
     along = whole - less
     if dtype == torch.float32:
         cancels = along < _CANCELS * whole
         rows = cancels.any(dim=1)
         if bool(rows.any()):
-            few = Spectrum(found.values[rows], found.vectors[rows], found.codes[rows])
+            few = Spectrum(spectrum.values[rows], spectrum.vectors[rows], spectrum.codes[rows])
             exact = _quadratic(ways[rows], _products(few, kernel)) - less[rows]
             along[rows] = torch.where(cancels[rows], exact, along[rows])
     return _root(along)
 
 
-def _products(found: Spectrum, kernel: Float[Tensor, "inner inner"]) -> Tensor:
+def _products(spectrum: Spectrum, kernel: Float[Tensor, "inner inner"]) -> Tensor:
     """Returns <X v_i v_i^T U^T, X v_j v_j^T U^T> for all pairs of eigenvectors of all heads.
 
     X = F^T F C.
 
     kernel: the inner products of the columns of U.
     """
-    rotated = found.rotated(found.codes)
-    heads, width = found.values.shape[1:]
+    rotated = spectrum.rotated(spectrum.codes)
+    heads, width = spectrum.values.shape[1:]
     # V^T K V with a block of V for each head, multiplied from one side at a time
-    half = (kernel.unflatten(1, (heads, width)).transpose(0, 1) @ found.vectors).mT
+    half = (kernel.unflatten(1, (heads, width)).transpose(0, 1) @ spectrum.vectors).mT
     half = half.flatten(1, 2)  # [batch, inner, inner]: the second axis is still that of K
-    whole = (half.unflatten(2, (heads, width)).transpose(1, 2) @ found.vectors).transpose(1, 2)
+    whole = (half.unflatten(2, (heads, width)).transpose(1, 2) @ spectrum.vectors).transpose(1, 2)
     return (rotated.mT @ rotated).mul_(whole.flatten(2))
 
 

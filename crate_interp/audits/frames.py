@@ -200,17 +200,17 @@ def rearranged(update: Update, dot: PerToken, order: Int[Tensor, "batch pos"]) -
     """Returns the update with its rows reordered; dot: the new rows' products with the tokens."""
     heads = update.codes.shape[1]
     places = order[:, None].expand(-1, heads, -1)
-    codes = taken(update.codes, places)
+    codes = permute_rows(update.codes, places)
     return Update(
         codes,
-        codes if update.read is update.codes else taken(update.read, places),
+        codes if update.read is update.codes else permute_rows(update.read, places),
         torch.take_along_dim(update.square, order, dim=1),
         torch.take_along_dim(update.mean, order, dim=1),
         dot,
     )
 
 
-def taken(x: Float[Tensor, "*batch pos width"], order: Int[Tensor, "*batch pos"]) -> Tensor:
+def permute_rows(x: Float[Tensor, "*batch pos width"], order: Int[Tensor, "*batch pos"]) -> Tensor:
     """Returns x with its rows in another order, `[..., pos, width]`."""
     pos, width = x.shape[-2:]
     first = torch.arange(order[..., 0].numel(), device=x.device)[:, None] * pos

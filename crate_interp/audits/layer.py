@@ -12,7 +12,7 @@ from torch import Tensor
 
 from crate_interp import measures
 from crate_interp.audits import attention, sparse
-from crate_interp.audits.attention import Given, Layer
+from crate_interp.audits.attention import AttentionData, Layer
 from crate_interp.audits.claims import CLAIMS, Need
 from crate_interp.audits.frames import Norm, norm_of, single_of
 from crate_interp.audits.objectives import kind_of
@@ -111,7 +111,7 @@ def of_layer(
     for first, stop in _slices(count, start, setting, pos * width):
         own, cells = setting.at(start + first), Cells()
         if layer.attention is not None:
-            given = _given(layer, acts, first, stop, start, own)
+            given = _read_attention(layer, acts, first, stop, start, own)
             cells |= attention.of_attention(layer.attention, given, own)
         if layer.norm is not None and isinstance(layer.lasso, Lasso):
             y, code = (acts[point][first:stop] for point in POINTS[2:4])
@@ -165,9 +165,9 @@ def _sparse(
     return found
 
 
-def _given(
+def _read_attention(
     layer: Audited, acts: dict[str, Tensor], first: int, stop: int, start: int, setting: Setting
-) -> Given:
+) -> AttentionData:
     before, after = acts[POINTS[0]], acts[POINTS[1]]
     single = single_of(before.dtype)
     z = before[first:stop].double()
@@ -190,7 +190,7 @@ def _given(
     assert layer.attention is not None
     seen = {point: acts[point][first:stop] for point in POINTS[5:] if point in acts}
     goal = layer.attention.kind.seen(layer.attention.attn, seen)
-    return Given(z, delta, other, orders, noise, gathered, goal, single)
+    return AttentionData(z, delta, other, orders, noise, gathered, goal, single)
 
 
 def _drawn_tokens(samples: range, pos: int, seed: int) -> Int[Tensor, "batch tokens"] | None:

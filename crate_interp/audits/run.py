@@ -158,10 +158,10 @@ def _compared(samples: Samples) -> tuple[frozenset[int], frozenset[int]]:
     return frozenset(order[:SAMPLES]), frozenset(order[: max(LIMITED, FEWEST)])
 
 
-def _of_copies(found: Mapping[str, Tables], table: str, *keys: str) -> pd.DataFrame:
+def _of_copies(tables: Mapping[str, Tables], table: str, *keys: str) -> pd.DataFrame:
     """Returns a table of all twins; its column `weights` tells how theirs were made."""
     parts = [
-        stacked([own[table] for name, own in found.items() if name.startswith(start)], *keys)
+        stacked([own[table] for name, own in tables.items() if name.startswith(start)], *keys)
         for start in WEIGHTS.values()
     ]
     made = zip(parts, WEIGHTS, strict=True)

@@ -177,9 +177,9 @@ def best_steps(lasso: Lasso, y: Stream) -> SparseCode:
     codes, least = lasso.run(y, lasso.lambd), torch.full((len(y),), torch.inf, dtype=y.dtype)
     least = least.to(y.device)
 
-    def look(code: Tensor, left: int) -> None:
+    def look(code: Tensor, depth: int) -> None:
         nonlocal codes, least
-        if not left:
+        if not depth:
             value = lasso_objective(code, y, lasso.d, lasso.lambd).sum(dim=-1)
             lower = value < least
             codes = torch.where(lower[:, None, None], code, codes)
@@ -187,7 +187,7 @@ def best_steps(lasso: Lasso, y: Stream) -> SparseCode:
             return
         gradient = (code @ lasso.d.mT - y) @ lasso.d + lasso.lambd
         for size in sizes:
-            look(torch.relu(code - size * gradient), left - 1)
+            look(torch.relu(code - size * gradient), depth - 1)
 
     look(first, lasso.count)
     return codes
@@ -266,12 +266,12 @@ def _rates(z: Stream, norm: Norm | None, eps: Sequence[float]) -> dict[str, Tens
     }
 
 
-def evenly(count: int, wanted: int, device: Any) -> Tensor:
-    """Returns the positions of `wanted` evenly spaced tokens: the middles of equal parts.
+def evenly(count: int, most: int, device: Any) -> Tensor:
+    """Returns the positions of `most` evenly spaced tokens: the middles of equal parts.
 
     The first token, such as CLS, is left out if each part has at least 2 tokens.
     """
-    parts = min(count, wanted)
+    parts = min(count, most)
     return ((torch.arange(parts, device=device) + 0.5) * count / parts).long()
 
 

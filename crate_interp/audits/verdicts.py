@@ -61,7 +61,8 @@ def cells(result: Result) -> pd.DataFrame:
     """Returns a row for each layer, number and setting: `AuditResult.table()`."""
     own = parts_of(result.table("numbers"))
     copies = {
-        kind: parts_of(made(result, "untrained", weights)) for kind, weights in _COPIES.items()
+        kind: parts_of(untrained_rows(result, "untrained", weights))
+        for kind, weights in _COPIES.items()
     }
     parts = [*_of_weights(result), _missing(result)]
     for name, number in NUMBERS.items():
@@ -97,7 +98,7 @@ def by_sample(parts: Parts, of: str, name: str) -> Any:
     return values.unstack([column for column in values.index.names if column not in PLACE])
 
 
-def made(result: Result, name: str, weights: str) -> Any:
+def untrained_rows(result: Result, name: str, weights: str) -> Any:
     """Returns the rows of a table of untrained networks whose weights are "drawn" or "shuffled".
 
     Older saved results have none with shuffled weights, and no such column.
@@ -237,7 +238,7 @@ def _of_weights(result: Result) -> Iterator[pd.DataFrame]:
             columns |= dict.fromkeys(("excess", "excess_low", "excess_high"), over)
             kept &= number.better * over > 0
         for kind, weights in _COPIES.items():
-            others = made(result, "untrained_weights", weights)
+            others = untrained_rows(result, "untrained_weights", weights)
             others = others[others["number"] == name] if len(others) else others
             if len(others):
                 table: Any = others.pivot(index="seed", columns="layer", values="value")

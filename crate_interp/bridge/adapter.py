@@ -39,14 +39,14 @@ class Part(GeneralizedComponent):
         self.__dict__["root"] = None  # in __dict__, so that it is not a submodule
 
     @property
-    def own(self) -> Any:
+    def wrapped(self) -> Any:
         """The wrapped module of the model."""
         return self._modules["_original_component"]
 
     def forward(self, first: Tensor, *args: object, **kwargs: object) -> Any:
         """Returns the output of the model's part, between the hooks of the bridge."""
         given = first if "hook_in" in self.linked else self.hook_in(first)
-        out = self.own(given, *args, **kwargs)
+        out = self.wrapped(given, *args, **kwargs)
         return out if "hook_out" in self.linked else self.hook_out(out)
 
 
@@ -64,7 +64,7 @@ class EmbedPart(Part):
     @property
     def W_E(self) -> Float[Tensor, "rows d_model"]:
         """The embedding, `[rows, d_model]`."""
-        return self.own.W_E if hasattr(self.own, "W_E") else self.root.W_E
+        return self.wrapped.W_E if hasattr(self.wrapped, "W_E") else self.root.W_E
 
 
 class PositionsPart(Part):
@@ -80,13 +80,13 @@ class UnembedPart(Part):
     def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
         """The unembedding, `[d_model, d_vocab]`."""
         features = getattr(self.root, "features", None)
-        return self.own.W_U if features is None else features.weight.T @ self.own.W_U
+        return self.wrapped.W_U if features is None else features.weight.T @ self.wrapped.W_U
 
     @property
     def b_U(self) -> Float[Tensor, "d_vocab"]:
         """The bias of the logits, `[d_vocab]`."""
         features = getattr(self.root, "features", None)
-        return self.own.b_U if features is None else self.own(features.bias)
+        return self.wrapped.b_U if features is None else self.wrapped(features.bias)
 
 
 class BlockPart(Part):
@@ -126,14 +126,14 @@ class AttentionPart(Part, parts.PositionEmbeddingsAttentionBridge):
         """Does nothing: the points have TransformerLens' shapes already."""
 
     # of the model's own attention, as [head, d_model, d_head], [head, d_head, d_model], [d_model]
-    W_Q = property(lambda self: self.own.W_Q)  # pyright: ignore
-    W_K = property(lambda self: self.own.W_K)  # pyright: ignore
-    W_V = property(lambda self: self.own.W_V)  # pyright: ignore
-    W_O = property(lambda self: self.own.W_O)  # pyright: ignore
-    b_O = property(lambda self: self.own.b_O)  # pyright: ignore
-    b_Q = property(lambda self: self.own.b_Q)  # pyright: ignore
-    b_K = property(lambda self: self.own.b_K)  # pyright: ignore
-    b_V = property(lambda self: self.own.b_V)  # pyright: ignore
+    W_Q = property(lambda self: self.wrapped.W_Q)  # pyright: ignore
+    W_K = property(lambda self: self.wrapped.W_K)  # pyright: ignore
+    W_V = property(lambda self: self.wrapped.W_V)  # pyright: ignore
+    W_O = property(lambda self: self.wrapped.W_O)  # pyright: ignore
+    b_O = property(lambda self: self.wrapped.b_O)  # pyright: ignore
+    b_Q = property(lambda self: self.wrapped.b_Q)  # pyright: ignore
+    b_K = property(lambda self: self.wrapped.b_K)  # pyright: ignore
+    b_V = property(lambda self: self.wrapped.b_V)  # pyright: ignore
 
 
 class StepPart(Part):
@@ -142,10 +142,10 @@ class StepPart(Part):
     @property
     def b_in(self) -> Float[Tensor, "d_mlp"]:
         """The vector added to `W_in`'s output before the ReLU: the bias, or minus thresholds."""
-        if hasattr(self.own, "threshold"):
-            return -self.own.threshold
-        bias = self.own.fc_in.bias if hasattr(self.own, "fc_in") else None
-        return torch.zeros_like(self.own.W_in[0]) if bias is None else bias
+        if hasattr(self.wrapped, "threshold"):
+            return -self.wrapped.threshold
+        bias = self.wrapped.fc_in.bias if hasattr(self.wrapped, "fc_in") else None
+        return torch.zeros_like(self.wrapped.W_in[0]) if bias is None else bias
 
 
 # A point is found under our name and under the bridge's name; its `name` is ours. JacobianLens

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 
 from crate_hooks import read
-from crate_interp.bridge.bridged_layers import ROLES, eps_of, found
+from crate_interp.bridge.bridged_layers import ROLES, at_path, eps_of
 from crate_interp.bridge.bridged_models import BridgedLM, BridgedModel, BridgedVision
 from crate_interp.config import CrateConfig
 from crate_interp.config.families import SUBSPACES
@@ -51,8 +51,8 @@ def _config_of(bridge: nn.Module, subspaces: str, fields: dict[str, Any]) -> Cra
 def _sizes(bridge: Any) -> dict[str, Any]:
     """Returns the sizes shown by the weights of the first layer."""
     block = bridge.blocks[0]
-    queries, values = found(block, "attn.W_Q"), found(block, "attn.W_V")
-    norm, mlp = found(block, "ln1.original_component"), found(block, "mlp.W_out")
+    queries, values = at_path(block, "attn.W_Q"), at_path(block, "attn.W_V")
+    norm, mlp = at_path(block, "ln1.original_component"), at_path(block, "mlp.W_out")
 
     return {
         "n_layers": len(bridge.blocks),

@@ -75,7 +75,7 @@ _OF_MLP = {"hook_pre": "hook_pre", "hook_post": "hook_post"}
 _OF_NORM = {"hook_scale": "hook_scale", "hook_normalized": "hook_out"}
 
 
-def found(module: nn.Module, path: str) -> Any:
+def at_path(module: nn.Module, path: str) -> Any:
     """Returns the object at a path of names. Raises AttributeError, with the path, if missing."""
     place: Any = module
     for name in path.split("."):
@@ -95,7 +95,7 @@ def _relay(view: nn.Module, module: nn.Module, points: dict[str, str]) -> None:
     for name, path in points.items():
         own = HookPoint()
         setattr(view, name, own)
-        found(module, path).register_forward_hook(Relay(own))
+        at_path(module, path).register_forward_hook(Relay(own))
 
 
 class BridgedNorm(nn.Module):
@@ -131,7 +131,7 @@ class BridgedAttention(nn.Module):
     def __init__(self, cfg: CrateConfig, block: nn.Module) -> None:
         super().__init__()
         self.cfg = cfg
-        attn = found(block, "attn")
+        attn = at_path(block, "attn")
         self._block, self._attn = (block,), (attn,)
         rotates = getattr(cfg, "rotations", False)
         _relay(self, attn, _OF_ATTENTION | (_ROTATED if rotates else {}))
@@ -139,7 +139,7 @@ class BridgedAttention(nn.Module):
         role = ROLES[cfg.subspaces]
         without, again = (PlusBias(attn, role, len(self.U), sign) for sign in (-1, 1))
         relay = Relay(self.hook_u, without, again)
-        found(attn, f"{role}.hook_out").register_forward_hook(relay)
+        at_path(attn, f"{role}.hook_out").register_forward_hook(relay)
 
     def _repeated(self, weight: Float[Tensor, "group d_model d_head"]) -> Tensor:
         return weight.repeat_interleave(self.cfg.n_heads // len(weight), dim=0)
@@ -165,7 +165,7 @@ class BridgedMLP(nn.Module):
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
-        mlp = found(block, "mlp")
+        mlp = at_path(block, "mlp")
         self._block, self._mlp = (block,), (mlp,)
         _relay(self, mlp, _OF_MLP)
 
@@ -204,7 +204,7 @@ class BridgedBlock(Layer):
         super().__init__()
         self._block = (block,)
         _relay(self, block, _OF_BLOCK)
-        self.ln1 = BridgedNorm(found(block, "ln1"))
+        self.ln1 = BridgedNorm(at_path(block, "ln1"))
         self.attn = BridgedAttention(cfg, block)
-        self.ln2 = BridgedNorm(found(block, "ln2"))
+        self.ln2 = BridgedNorm(at_path(block, "ln2"))
         self.mlp = BridgedMLP(block)

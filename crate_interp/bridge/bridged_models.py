@@ -29,8 +29,8 @@ class _Stopped(Exception):
 def _input_of(end: nn.Module, run: Callable[[], object]) -> Tensor:
     """Runs a network up to the module `end`, and returns the stream that `end` would read."""
 
-    def stop(module: nn.Module, given: tuple, named: dict) -> None:
-        raise _Stopped(given[0] if given else named["hidden_states"])
+    def stop(module: nn.Module, args: tuple, named: dict) -> None:
+        raise _Stopped(args[0] if args else named["hidden_states"])
 
     handle = end.register_forward_pre_hook(stop, with_kwargs=True)
     try:
@@ -236,7 +236,7 @@ class BridgedLM(TextMixin, BridgedModel):
         self._tokenizer()
         return self.bridge.to_tokens(text, prepend_bos)[0].tolist()
 
-    def _held(self) -> Any:
+    def _find_tokenizer(self) -> Any:
         return self.bridge.tokenizer
 
     @property

@@ -208,24 +208,24 @@ def _leave_out(tensors: dict[str, Tensor], keys: list[str], words: str) -> None:
 
 
 def _check_keys(
-    tensors: dict[str, Tensor], target_of: dict[str, str], wanted: Shapes, what: str
+    tensors: dict[str, Tensor], target_of: dict[str, str], model_shapes: Shapes, what: str
 ) -> None:
     """Raises one CheckpointError for all surplus keys, missing keys and wrong shapes.
 
-    wanted: the shape of each parameter. what: the beginning of the error's text.
+    model_shapes: the shape of each parameter. what: the beginning of the error's text.
     """
     key_of = {target: key for key, target in target_of.items()}
     shapes = {target_of[key]: tuple(tensors[key].shape) for key in tensors if key in target_of}
     sides = {
-        "keys not used": [key for key in tensors if target_of.get(key) not in wanted],
+        "keys not used": [key for key in tensors if target_of.get(key) not in model_shapes],
         "keys missing": [
-            f"{key_of.get(name, name)} {list(wanted[name])}"
-            for name in wanted
+            f"{key_of.get(name, name)} {list(model_shapes[name])}"
+            for name in model_shapes
             if name not in shapes
         ],
         "wrong shapes": [
             f"{key_of[name]} is {list(shapes[name])}; expected {list(shape)}"
-            for name, shape in wanted.items()
+            for name, shape in model_shapes.items()
             if shapes.get(name, shape) != shape
         ],
     }

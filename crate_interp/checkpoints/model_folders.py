@@ -24,10 +24,10 @@ STRUCTURE = (
 )  # fmt: skip
 
 
-def read_own_config(folder: Path, given: dict[str, Any]) -> CrateConfig | SAEConfig:
-    """Returns the config of a folder, with the given fields in place of the folder's.
+def read_own_config(folder: Path, overrides: dict[str, Any]) -> CrateConfig | SAEConfig:
+    """Returns the config of a folder, with `overrides` in place of the folder's fields.
 
-    Raises CheckpointError if the folder was not written by save_pretrained, or if a given field
+    Raises CheckpointError if the folder was not written by save_pretrained, or if an override
     that decides the shapes of tensors contradicts the folder's config.
     """
     path = folder / CONFIG
@@ -45,16 +45,17 @@ def read_own_config(folder: Path, given: dict[str, Any]) -> CrateConfig | SAECon
         if fields.get("family") == "sae":
             return SAEConfig(**fields)
         stored = CrateConfig.from_dict(fields)
-        sure: dict[str, Any] = {"grid_guessed": False} if "image_size" in given else {}
-        sure["assumed"] = [name for name in stored.assumed if name not in given]
-        cfg = CrateConfig.from_dict(fields | sure | given)
+        sure: dict[str, Any] = {"grid_guessed": False} if "image_size" in overrides else {}
+        sure["assumed"] = [name for name in stored.assumed if name not in overrides]
+        cfg = CrateConfig.from_dict(fields | sure | overrides)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{error} The other fields come from {path}.") from None
     for name in STRUCTURE:
         headless = name == "n_classes" and cfg.kind == "vision" and cfg.n_classes == 0
-        if name in given and getattr(cfg, name) != getattr(stored, name) and not headless:
+        if name in overrides and getattr(cfg, name) != getattr(stored, name) and not headless:
             raise CheckpointError(
-                f"{name}={given[name]!r} contradicts {path}, which says {getattr(stored, name)!r}."
+                f"{name}={overrides[name]!r} contradicts {path}, which says "
+                f"{getattr(stored, name)!r}."
             )
     return cfg
 
@@ -80,24 +81,25 @@ def weights_of(folder: Path, revision: str | None, elsewhere: str | None = None)
 GivenConfig = CrateConfig | Mapping[str, Any] | str | Path
 
 
-def fields_of(config: object, given: Mapping[str, Any], family: str | None) -> dict[str, Any]:
-    """Returns the fields of the config given as `config=`, together with the fields in `given`.
+def fields_of(config: object, overrides: Mapping[str, Any], family: str | None) -> dict[str, Any]:
+    """Returns the fields of the config given as `config=`, together with the fields in `overrides`.
 
     config: a CrateConfig, a dict of its fields, the path of a config.json or of its folder, or
-    None. Raises CheckpointError if `config` is none of these, or contradicts `given` or `family`.
+    None. Raises CheckpointError if `config` is none of these, or contradicts `overrides` or
+    `family`.
     """
     if config is None:
-        return dict(given) | ({} if family is None else {"family": family})
+        return dict(overrides) | ({} if family is None else {"family": family})
     fields = _config_fields(config)
     assumed = fields.pop("assumed", ())
-    for name, value in {**given, "family": family or fields["family"]}.items():
+    for name, value in {**overrides, "family": family or fields["family"]}.items():
         told = value if name in assumed else fields.get(name, value)
         one, other = (list(x) if isinstance(x, tuple) else x for x in (told, value))
         headless = name == "n_classes" and value == 0  # the head is left out
         if one != other and not headless:
             raise CheckpointError(f"{name}={value!r} contradicts config=, which says {told!r}.")
-    unsure = [name for name in assumed if name not in given]
-    return fields | dict(given) | ({"assumed": unsure} if unsure else {})
+    unsure = [name for name in assumed if name not in overrides]
+    return fields | dict(overrides) | ({"assumed": unsure} if unsure else {})
 
 
 def _config_fields(config: object) -> dict[str, Any]:

@@ -71,18 +71,18 @@ def _sizes(tensors: Mapping[str, Tensor], config: Mapping[str, Any], where: str)
     sizes = {"d_in": shape[0], "d_sae": shape[1]}
     for name, value in sizes.items():
         if config.get(name) not in (None, value):
-            said = f"{where}: its config says {name}={checks.shown(config[name])}"
+            said = f"{where}: its config says {name}={checks.quote(config[name])}"
             raise CheckpointError(f"{said}, but the tensors make it {value}.")
     return sizes
 
 
-def read_saelens(folder: Path, given: Mapping[str, Any]) -> Contents:
+def read_saelens(folder: Path, overrides: Mapping[str, Any]) -> Contents:
     """Returns config and weights of a folder in SAELens' format.
 
-    given: hook_name, scaling_factor. Raises CheckpointError for an unknown architecture or option,
-    for tensors that do not fit, and if nothing says which hook point is read.
+    overrides: hook_name, scaling_factor. Raises CheckpointError for an unknown architecture or
+    option, for tensors that do not fit, and if nothing says which hook point is read.
     """
-    if unknown := set(given) - set(GIVEN_FIELDS):
+    if unknown := set(overrides) - set(GIVEN_FIELDS):
         raise CheckpointError(f"a sparse autoencoder has no {', '.join(sorted(unknown))}.")
     config = folder / SAELENS_CONFIG
     content = read_weights.read_json(config)
@@ -99,7 +99,7 @@ def read_saelens(folder: Path, given: Mapping[str, Any]) -> Contents:
         kwargs = values.get("activation_fn_kwargs")
         values["architecture"] = "topk"
         values.setdefault("k", kwargs.get("k") if isinstance(kwargs, dict) else None)
-    values |= {name: value for name, value in given.items() if value is not None}
+    values |= {name: value for name, value in overrides.items() if value is not None}
     fields = _fields(values, activation, config)
     weights = read_weights.read_file(folder / SAELENS_WEIGHTS)
     tensors, where = weights.tensors, weights.where
@@ -125,7 +125,7 @@ def _fields(values: dict[str, Any], activation: object, config: Path) -> dict[st
     ):
         if value not in known:
             raise CheckpointError(
-                f"{config}: {name}={checks.shown(value)} is not supported; expected "
+                f"{config}: {name}={checks.quote(value)} is not supported; expected "
                 f"{', '.join(map(str, known))}."
             )
     if normalize == _AVERAGE and factor is None:

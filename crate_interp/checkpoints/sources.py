@@ -122,7 +122,7 @@ def contents_of(source: Source) -> Contents:
         hint = f"Give {address[1]!r}, with file='...' for a file in the repo."
 
     raise CheckpointError(
-        f"{checks.shown(name)} is no file, no folder, no known model and no owner/repo on the Hub."
+        f"{checks.quote(name)} is no file, no folder, no known model and no owner/repo on the Hub."
         f"{' ' * bool(hint)}{hint} ci.list_models() lists the known models."
     )
 

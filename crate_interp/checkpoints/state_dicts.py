@@ -80,7 +80,7 @@ def rename_function(rename: Rename | str | None) -> Rename | None:
         compiled.sub(replacement, "")  # raises for a group that the pattern lacks
     except (ValueError, re.error, IndexError) as error:
         raise CheckpointError(
-            f"rename={checks.shown(rename)}: write s/PATTERN/REPLACEMENT/, {_FORM}, or give a "
+            f"rename={checks.quote(rename)}: write s/PATTERN/REPLACEMENT/, {_FORM}, or give a "
             f"function from a key to the published key ({error})."
         ) from None
     return lambda key: compiled.sub(replacement, key, count=count) or None

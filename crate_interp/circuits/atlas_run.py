@@ -176,7 +176,7 @@ class Atlas(AtomResult):
         low, high = table[f"{effect}_low"], table[f"{effect}_high"]
         return int((signs(low, high) != 0).sum()), int(low.notna().sum())
 
-    def _shown(self) -> pd.DataFrame:
+    def _notebook_table(self) -> pd.DataFrame:
         table: Any = self._table("atlas")
         return table.sort_values("first_order", key=abs, ascending=False).head(20)[_SHOWN]
 

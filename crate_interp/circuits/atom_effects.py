@@ -45,7 +45,7 @@ def loss_effects(
     for piece, own in pieces(model, inputs, numbers):
         with torch.enable_grad():
             logits, codes = edited_runs.with_gradients(model, piece, code_points(model))
-            value = losses(logits, loss.wanted(logits, piece, own))
+            value = losses(logits, loss.right_answers(logits, piece, own))
             effects.append(-code_times_gradient(value.sum(), codes.values()))
         values.append(value.detach().double().cpu())
     return torch.cat(effects), torch.cat(values)
@@ -225,7 +225,7 @@ def _exact(
     with tqdm(total=len(inputs) * len(layers), desc="ablations", disable=not progress) as bar:
         for piece, own in pieces(model, inputs, numbers):
             logits, cache = model.run_with_cache(piece, names_filter=names)
-            right = loss.wanted(logits, piece, own)
+            right = loss.right_answers(logits, piece, own)
             before, changes = losses(logits, right).double(), []
             for layer in layers:
                 after = _without(model, piece, right, layer, cache, chosen[layer])

@@ -35,7 +35,7 @@ def repeat_targets(
     """
     whole = isinstance(tokens, Tensor) and tokens.dtype in (torch.int32, torch.int64)
     if not whole or tokens.ndim != 2 or not all(map(checks.is_int, offsets)):
-        raise ValueError(f"{checks.shown(tokens)}, {offsets=}: give whole numbers [batch, pos].")
+        raise ValueError(f"{checks.quote(tokens)}, {offsets=}: give whole numbers [batch, pos].")
     count = tokens.shape[1]
     query, key = torch.arange(count)[:, None], torch.arange(count)
     before = (key == query - 1).expand(len(tokens), -1, -1)
@@ -73,7 +73,7 @@ def head_scores(
     KeyError for a cache without patterns.
     """
     if not isinstance(cache, CrateCache) or not isinstance(targets, Mapping) or not targets:
-        got = f"a {type(cache).__name__} and {checks.shown(targets)}"
+        got = f"a {type(cache).__name__} and {checks.quote(targets)}"
         raise ValueError(f"got {got}: give the cache of a model, and targets by name.")
     model = cache.model
     cache.check_weights()
@@ -87,7 +87,7 @@ def head_scores(
             shape = [pattern.shape[0], *pattern.shape[2:]]
             if not isinstance(mask, Tensor) or mask.dtype != torch.bool or [*mask.shape] != shape:
                 raise ValueError(f"the targets {name!r} are not a bool tensor of shape {shape}.")
-            seen = _seen(cache, pattern)
+            seen = _visible_keys(cache, pattern)
             wanted = mask.to(pattern.device) & seen
             there = wanted.any(dim=-1)  # [batch, query]
             kept = there.any(dim=-1)
@@ -105,7 +105,7 @@ def head_scores(
     return pd.concat(tables, ignore_index=True)
 
 
-def _seen(cache: CrateCache, pattern: Tensor) -> Bool[Tensor, "*batch query key"]:
+def _visible_keys(cache: CrateCache, pattern: Tensor) -> Bool[Tensor, "*batch query key"]:
     """Returns which keys a query may see; raises ValueError if that cannot be known."""
     queries, keys = pattern.shape[-2:]
     seen = torch.ones((queries, keys), dtype=torch.bool, device=pattern.device)

@@ -46,7 +46,7 @@ class Circuit:
         for edge in self.edges:
             if not isinstance(edge, Edge) or not checks.is_number(edge.weight):
                 words = "is not an edge: give Edge(source, target, weight) with a finite weight."
-                raise ValueError(f"{checks.shown(edge)} {words}")
+                raise ValueError(f"{checks.quote(edge)} {words}")
             if not place_of(edge.source) < place_of(edge.target):
                 raise ValueError(f"{edge.source} -> {edge.target} does not go to a later node.")
         pairs = [(edge.source, edge.target) for edge in self.edges]
@@ -138,7 +138,7 @@ def place_of(name: str) -> tuple[int, int]:
     match = _NODE.fullmatch(name) if isinstance(name, str) else None
     if not match:
         raise ValueError(
-            f"{checks.shown(name)} is not a node: give 'embed', 'logits', a head such as 'L3H1' or "
+            f"{checks.quote(name)} is not a node: give 'embed', 'logits', a head such as 'L3H1' or "
             "an atom such as 'L3A17'."
         )
     if name in ("embed", "logits"):

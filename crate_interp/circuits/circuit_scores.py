@@ -156,7 +156,7 @@ def _runs(
     with torch.no_grad():
         cache = model.run_with_cache(source, names_filter=names)[1] if ablation == "mean" else {}
 
-    def kept(heads: Heads) -> Float[np.ndarray, "sample"]:
+    def score_of(heads: Heads) -> Float[np.ndarray, "sample"]:
         if heads not in known:
             hooks: list[Any] = []
             for layer, name in enumerate(names):
@@ -169,7 +169,7 @@ def _runs(
                 known[heads] = metric_values(metric(logits), len(inputs))
         return known[heads]
 
-    return kept
+    return score_of
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class _Parts:
 
 
 def _parts(
-    kept: Callable[[Heads], np.ndarray],
+    score: Callable[[Heads], np.ndarray],
     heads: list[Head],
     circuit: Heads,
     subsets: list[Heads],
@@ -210,10 +210,10 @@ def _parts(
 ) -> _Parts:
     """Returns the differences whose ratios are a circuit's scores."""
     every, none = frozenset(heads), frozenset()
-    gaps = [kept(circuit - some) - kept(every - some) for some in subsets]
-    costs = [kept(circuit) - kept(circuit - {head}) for head in sorted(circuit)]
-    span = (kept(every) - kept(none))[:, None]
-    above = ([kept(circuit) - kept(none)], gaps, costs)
+    gaps = [score(circuit - some) - score(every - some) for some in subsets]
+    costs = [score(circuit) - score(circuit - {head}) for head in sorted(circuit)]
+    span = (score(every) - score(none))[:, None]
+    above = ([score(circuit) - score(none)], gaps, costs)
     of_measure = {name: np.stack(x, 1) for name, x in zip(_DISTANCES, above, strict=True)}
     # a metric may be one number for all inputs
     return _Parts(span, of_measure, groups if len(span) > 1 else None)

@@ -111,7 +111,7 @@ class Concentrate(Question):
     def settled(self, model: HookedModel, samples: Samples) -> "Concentrate":
         """Refuses what cannot be asked, and fills in what model and samples decide."""
         if isinstance(self.k, str) or not isinstance(self.k, Sequence) or not self.k:
-            raise ValueError(f"k={checks.shown(self.k)}: give a list of numbers of nodes.")
+            raise ValueError(f"k={checks.quote(self.k)}: give a list of numbers of nodes.")
         counts = sorted({checks.count("k", one) for one in self.k})
         checks.one_of("point", self.point, tuple(POINTS))
         checks.count("rotations", self.rotations, least=2)
@@ -297,18 +297,18 @@ def _gap(logits: Tensor, classes: Int[Tensor, "batch 2"]) -> Float[Tensor, "batc
 
 
 def swaps(
-    own: Float[Tensor, "batch pos d"],
+    tokens: Float[Tensor, "batch pos d"],
     donor: Float[Tensor, "batch pos d"],
     down: Float[Tensor, "batch pos d"],
     axes: Float[Tensor, "d d"] | None,
     counts: Sequence[int],
 ) -> Iterator[Float[Tensor, "batch pos d"]]:
-    """Yields `own` with its k best nodes swapped for those of the donor, for each k in counts.
+    """Yields `tokens` with its k best nodes swapped for those of the donor, for each k in counts.
 
     axes: an orthonormal basis, one axis a column; None means the axes as they are. down: minus the
-    gradient of the gap, so that `down * (donor - own)` is how far a node moves it, to first order.
+    gradient of the gap: `down * (donor - tokens)` is how far a node moves it, to first order.
     """
-    change = donor - own
+    change = donor - tokens
     if axes is not None:
         change, down = change @ axes, down @ axes
     best = (down * change).flatten(1).argsort(dim=1, descending=True, stable=True)
@@ -316,6 +316,6 @@ def swaps(
         chosen = torch.zeros_like(best, dtype=torch.bool).scatter_(1, best[:, :k], True)
         chosen = chosen.view_as(change)
         if axes is None:
-            yield torch.where(chosen, donor, own)
+            yield torch.where(chosen, donor, tokens)
         else:
-            yield own + (change * chosen) @ axes.T
+            yield tokens + (change * chosen) @ axes.T

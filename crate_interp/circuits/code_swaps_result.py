@@ -191,6 +191,6 @@ class Concentration(Result):
             f"networks, training has concentrated the gap in {learned} layers."
         )
 
-    def _shown(self) -> pd.DataFrame:
+    def _notebook_table(self) -> pd.DataFrame:
         table: Any = self._table("shares")
         return table[table["k"] == self.middle]

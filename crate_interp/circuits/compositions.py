@@ -115,7 +115,7 @@ class Composition(Result):
             "above the 99th percentile of random subspaces."
         )
 
-    def _shown(self) -> pd.DataFrame:
+    def _notebook_table(self) -> pd.DataFrame:
         return self.top()
 
 

@@ -154,7 +154,7 @@ class HeadAblation(Result):
         base: Any = self._table("base")["base"]
         return f"{super().caution()} {near_chance(self.meta, float(base.mean()))}".strip()
 
-    def _shown(self) -> pd.DataFrame:
+    def _notebook_table(self) -> pd.DataFrame:
         table: Any = self._table("heads")
         return table.sort_values("drop", key=abs, ascending=False, kind="stable").head(20)
 
@@ -267,7 +267,7 @@ def _of_chunk(chunk: Chunk, loss: Loss, metric: str, means: Sequence[Means] | No
     for batch in chunk.batches():
         for inputs, own in pieces(model, batch.inputs, range(batch.start, batch.last + 1)):
             logits, cache = model.run_with_cache(inputs, names_filter=names)
-            right, ablated = loss.wanted(logits, inputs, own), []
+            right, ablated = loss.right_answers(logits, inputs, own), []
             parts["base"].append(every_entry("base", _metric(metric, logits, right), sample=own))
             for layer, head in product(layers, heads):
                 stream = cache[names[layer]]
@@ -284,9 +284,9 @@ def _of_chunk(chunk: Chunk, loss: Loss, metric: str, means: Sequence[Means] | No
     return joined(parts)
 
 
-def _metric(metric: str, logits: Tensor, wanted: Tensor) -> Float[np.ndarray, "sample"]:
+def _metric(metric: str, logits: Tensor, answers: Tensor) -> Float[np.ndarray, "sample"]:
     score = losses if metric == "loss" else hits
-    return score(logits, wanted).double().cpu().numpy()
+    return score(logits, answers).double().cpu().numpy()
 
 
 ATOMS = 40  # how many of the largest atoms of all layers are switched off
@@ -344,15 +344,15 @@ def _answers(logits: Tensor) -> Float[Tensor, "copy answer"]:
     return logits.float().softmax(dim=-1)
 
 
-def _without(net: Any, given: Tensor, kind: str, layer: int, numbers: list[int]) -> Tensor:
+def _without(net: Any, inputs: Tensor, kind: str, layer: int, numbers: list[int]) -> Tensor:
     """Returns the logits of copies of the input, each without one head, atom or patch."""
-    copies = given.repeat(len(numbers), *[1] * (given.ndim - 1))
+    copies = inputs.repeat(len(numbers), *[1] * (inputs.ndim - 1))
     if kind == "patch":
         height, width = net.cfg.patch_size
-        columns = given.shape[3] // width
+        columns = inputs.shape[3] // width
         for copy, place in enumerate(numbers):
             y, x = place // columns * height, place % columns * width
-            copies[copy, :, y : y + height, x : x + width] = given[0].mean((1, 2))[:, None, None]
+            copies[copy, :, y : y + height, x : x + width] = inputs[0].mean((1, 2))[:, None, None]
         return net(copies)
 
     def off(value: Tensor, hook: object) -> Tensor:
@@ -366,11 +366,11 @@ def _without(net: Any, given: Tensor, kind: str, layer: int, numbers: list[int])
     return net.run_with_hooks(copies, fwd_hooks=[(full_name(point, layer), off)])
 
 
-def _largest_atoms(net: Any, given: Tensor) -> set[tuple[int, int]]:
+def _largest_atoms(net: Any, inputs: Tensor) -> set[tuple[int, int]]:
     """Returns layer and number of the largest atoms; none where attention is the layer."""
     if net.cfg.attn_only:
         return set()
-    _, cache = net.run_with_cache(given, names_filter=lambda name: name.endswith("mlp.hook_post"))
+    _, cache = net.run_with_cache(inputs, names_filter=lambda name: name.endswith("mlp.hook_post"))
     answers = [-1] if net.cfg.kind == "text" else [0] if net.cfg.n_special else []
     shares: list[tuple[float, int, int]] = []
     chosen: set[tuple[int, int]] = set()

@@ -40,7 +40,7 @@ class LogitLens(Result):
             f"{0 if others.empty else int(others.max()) + 1} of {last['layer']} on."
         )
 
-    def _shown(self) -> pd.DataFrame:
+    def _notebook_table(self) -> pd.DataFrame:
         """Returns the first sample's answers, a row per layer."""
         table: Any = self._table("answers")
         own = table[table["sample"] == table["sample"].min()]

@@ -270,7 +270,7 @@ def metric_values(value: Tensor | float, samples: int = 1) -> Float[np.ndarray, 
     else:
         numbers = np.array([value if isinstance(value, Real) else np.nan], dtype=float)
     if not np.isfinite(numbers).all():
-        got = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else checks.shown(value)
+        got = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else checks.quote(value)
         each = f", or {samples} of them" * (samples > 1)
         raise ValueError(f"the metric returned {got}: return one finite number{each}.")
     return numbers
@@ -287,12 +287,12 @@ def _check_inputs(model: HookedModel, *inputs: Tensor) -> None:
         raise ValueError(f"inputs have the shapes {shapes}: give tensors of one shape [{axes}].")
 
 
-def _head_outputs(model: HookedModel, source: Tensor, base: Tensor, *more: str) -> Any:
+def _head_outputs(model: HookedModel, source: Tensor, base: Tensor, *points: str) -> Any:
     """Returns the points of the heads' outputs, and the caches of both runs."""
     names = [full_name("attn.hook_z", layer) for layer in range(model.cfg.n_layers)]
     with torch.no_grad():
         caches = [
-            model.run_with_cache(inputs, names_filter=[*names, *more])[1]
+            model.run_with_cache(inputs, names_filter=[*names, *points])[1]
             for inputs in (source, base)
         ]
     return names, *caches

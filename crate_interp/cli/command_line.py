@@ -92,8 +92,8 @@ def example(name: str) -> str:
     return f"Example: crate-interp {name} {command.example}{out}"
 
 
-def _show_version(wanted: bool | None) -> None:
-    if wanted:
+def _show_version(flag: bool | None) -> None:
+    if flag:
         say(f"crate-interp {ci.__version__}")
         raise typer.Exit
 
@@ -135,10 +135,10 @@ def spoken(text: str) -> str:
     ci.load(..., n_heads=6) becomes --config n_heads=6, limit=0 becomes --limit 0.
     """
 
-    def option(found: re.Match[str]) -> str:
-        name, value = found[1], found[2].strip("'")
+    def option(match: re.Match[str]) -> str:
+        name, value = match[1], match[2].strip("'")
         if name in LOADING:
-            return f"--{name} {found[2] if name == 'rename' else value}"
+            return f"--{name} {match[2] if name == 'rename' else value}"
         if value.startswith("("):  # a pair, which a shell reads
             return f"--config '{name}=[{value[1:-1]}]'"
         return f"--config {name}={value}"

@@ -243,16 +243,16 @@ class Request:
         return result
 
     def show(
-        self, result: Any, write: Callable[[Any, Path], Any], table: str, more: str = ""
+        self, result: Any, write: Callable[[Any, Path], Any], table: str, line: str = ""
     ) -> None:
         """Writes the page of a result, while no other process does, and prints the result."""
         from crate_interp.questions.run_folder import alone
 
         with alone(self.out):
             page = write(result, self.out)
-        self.print(result, f"The page: {page}", table, more)
+        self.print(result, f"The page: {page}", table, line)
 
-    def print(self, result: Any, place: str, table: str, more: str = "") -> None:
+    def print(self, result: Any, place: str, table: str, line: str = "") -> None:
         """Prints a finding and where it is, a table, and with --verbose what explains it.
 
         result: a result, or a finding as text. With --format, only the result's main table goes to
@@ -263,9 +263,9 @@ class Request:
             say(getattr(result, f"to_{self.format}")())
             sys.stderr.write(f"{words.strip()}\n{place}\n")
             return
-        hint = "" if self.verbose or not more else "\n--verbose says what the columns mean."
+        hint = "" if self.verbose or not line else "\n--verbose says what the columns mean."
         parts = [f"{words.strip()}\n{place}", f"{table}{hint}" if table else ""]
-        say("\n\n".join(part for part in [*parts, more.strip() * self.verbose] if part))
+        say("\n\n".join(part for part in [*parts, line.strip() * self.verbose] if part))
 
 
 def config_fields(pairs: list[str] | None) -> dict[str, Any]:

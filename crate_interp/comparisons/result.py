@@ -101,7 +101,7 @@ class Comparison(Result):
 
     def finding(self) -> str:
         """Returns how many differences are evidence, what stands beside that, and the largest."""
-        most = "".join(f"The largest: {words}." for words in list_of_largest(self, shown=1))
+        most = "".join(f"The largest: {words}." for words in list_of_largest(self, count=1))
         return f"{' '.join(sentences(self))} {most}".strip()
 
     def caution(self) -> str:
@@ -119,7 +119,7 @@ class Comparison(Result):
             doubts.append(f"{pair} at the same relative depth.")
         return " ".join(filter(None, doubts))
 
-    def _shown(self) -> pd.DataFrame:
+    def _notebook_table(self) -> pd.DataFrame:
         table: Any = self._table("differences")
         columns = ["probe", "statistic", "layer", "a", "b", "difference", "low", "high", "p"]
         first = table.loc[(~evidence(table)).sort_values(kind="stable").index]
@@ -192,14 +192,14 @@ def sentences(result: Result) -> list[str]:
 
 
 def list_of_largest(
-    result: Result, named: Callable[[str], str] = str, shown: int = LARGEST
+    result: Result, named: Callable[[str], str] = str, count: int = LARGEST
 ) -> list[str]:
     """Returns the largest differences as texts, with their intervals.
 
     named: a function that returns the title of a "probe.statistic".
     """
     texts, depth = [], result.meta["a"]["n_layers"]
-    for row in largest(result, shown):
+    for row in largest(result, count):
         name = f"{row['probe']}.{row['statistic']}"
         ends = f"{row['low']:+.3g} to {row['high']:+.3g}"
         means = f"{row['a']:.4g} against {row['b']:.4g} {result.meta['statistics'][name][0]}"
@@ -208,7 +208,7 @@ def list_of_largest(
     return texts
 
 
-def largest(result: Result, shown: int = LARGEST) -> list[dict[str, Any]]:
+def largest(result: Result, count: int = LARGEST) -> list[dict[str, Any]]:
     """Returns the rows of the largest differences that are evidence, one for each statistic.
 
     Of a statistic it is the layer in which a and b differ most. Statistics have different units, so
@@ -224,7 +224,7 @@ def largest(result: Result, shown: int = LARGEST) -> list[dict[str, Any]]:
     rows = rows.assign(share=share, size=rows["difference"].abs())
     rows = rows.assign(most=rows.groupby(["probe", "statistic"])["share"].transform("max"))
     ordered = rows.sort_values(["most", "size"], ascending=False, kind="stable")
-    return ordered.drop_duplicates(["probe", "statistic"]).head(shown).to_dict("records")
+    return ordered.drop_duplicates(["probe", "statistic"]).head(count).to_dict("records")
 
 
 def place(row: dict[str, Any], depth: int | None = None) -> str:

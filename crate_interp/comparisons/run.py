@@ -117,7 +117,7 @@ def compare(
         if options.out is not None:
             Comparison.check_folder(options.out)
         started = time.perf_counter()
-        measure = partial(_swept, data=data, given=probes, options=options)
+        measure = partial(_swept, data=data, chosen=probes, options=options)
         swept, new = _measured(sides, count, options.progress, measure)
         _check_samples(sum(swept, []))
         result = _compared(swept, new if count else twins, names)
@@ -127,16 +127,16 @@ def compare(
     return result
 
 
-def _listed(name: str, given: object) -> list[Network]:
+def _listed(name: str, names: object) -> list[Network]:
     """Returns the networks of one side as a list.
 
     Raises ValueError for anything but results and hooked models of one architecture.
     """
-    many: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given]
+    many: list[Any] = list(names) if isinstance(names, (list, tuple)) else [names]
     wrong = [one for one in many if not isinstance(one, (SweepResult, HookedModel))]
     if wrong or not many:
         raise ValueError(
-            f"{name} is {checks.shown(given)}: give a model such as ci.load(...) returns, a result "
+            f"{name} is {checks.quote(names)}: give a model such as ci.load(...) returns, a result "
             "of ci.sweep, or a list of them for seeds."
         )
     if len({_architecture(one) for one in many}) > 1:
@@ -164,7 +164,7 @@ def _count_twins(untrained: Any, models: bool) -> tuple[int, Results]:
     groups = [list(group) if isinstance(group, (list, tuple)) else [group] for group in pair]
     if len(groups) != 2 or not all(isinstance(one, SweepResult) for one in sum(groups, [])):
         raise ValueError(
-            f"untrained={checks.shown(untrained)}: give a number of twins to make of models, or "
+            f"untrained={checks.quote(untrained)}: give a number of twins to make of models, or "
             "([...], [...]) with the results of the untrained twins of a and of b."
         )
     return 0, groups
@@ -227,17 +227,17 @@ def _measured(
 
 
 def _swept(
-    model: HookedModel, name: str, data: Any, given: Probes, options: RunOptions
+    model: HookedModel, name: str, data: Any, chosen: Probes, options: RunOptions
 ) -> SweepResult:
     """Sweeps a model with heads averaged for each sample, or loads this sweep if it is saved.
 
     Averaging gives one number per sample, so that samples can be paired.
     """
     samples, seen = samples_of(model, data, options), dict[str, None]()
-    probes = [_averaging(probe, seen) for probe in fitting(given, model, "blocks")]
+    probes = [_averaging(probe, seen) for probe in fitting(chosen, model, "blocks")]
     place = None if options.out is None else options.out / "sweeps" / name
     # nothing in the folder tells whether a saved sweep used the caller's own probe as it is now
-    own = given if isinstance(given, (list, tuple)) else [given]
+    own = chosen if isinstance(chosen, (list, tuple)) else [chosen]
     own = any(isinstance(one, Probe) for one in own)
     if place is not None and not own and (place / META).is_file():
         found = SweepResult.load(place)
@@ -252,10 +252,11 @@ def _swept(
     return result
 
 
-def _averaging(probe: Probe, seen: dict[str, None]) -> Probe:
+def _averaging(probe: Probe, names: dict[str, None]) -> Probe:
     """Returns a probe that averages statistics per head over heads.
 
-    seen: collects the names of these statistics. A sample that lacks a value in some head gets NaN.
+    names: collects the names of these statistics. A sample without a value in some head gets
+    NaN.
     """
 
     def averaged(measure: Callable[..., Any], axes: int, *args: Any) -> Any:
@@ -267,7 +268,7 @@ def _averaging(probe: Probe, seen: dict[str, None]) -> Probe:
             for name, value in answer.items()
             if isinstance(value, Tensor) and value.ndim == axes and name not in probe.counts
         }
-        seen.update({f"{probe.name}.{name}": None for name in heads})
+        names.update({f"{probe.name}.{name}": None for name in heads})
         return {
             name: value.double().mean(dim=-1) if name in heads else value
             for name, value in answer.items()

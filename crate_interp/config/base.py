@@ -43,13 +43,13 @@ def _side_or_size(name: str, value: object) -> int | tuple[int, int]:
 def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
         such = "[0.5, 0.5, 0.5]" if name in ("mean", "std") else '["cat", "dog"]'
-        raise ValueError(f"{name}={checks.shown(value)}: give a list such as {such}, or None.")
+        raise ValueError(f"{name}={checks.quote(value)}: give a list such as {such}, or None.")
     return tuple(value)
 
 
 def _bits(name: str, value: object) -> int:
     if not checks.is_int(value) or value not in (8, 16):
-        raise ValueError(f"{name}={checks.shown(value)}: give 8, or 16 for 16-bit grey pictures.")
+        raise ValueError(f"{name}={checks.quote(value)}: give 8, or 16 for 16-bit grey pictures.")
     return int(value)
 
 
@@ -57,7 +57,7 @@ def _per_channel(name: str, value: Any) -> tuple[Any, ...]:
     """Returns one number per channel as a tuple; a single number means a grey model."""
     numbers = (value,) if checks.is_number(value) else _as_tuple(name, value)
     if not all(checks.is_number(one) and (one > 0 or name == "mean") for one in numbers):
-        raise ValueError(f"{name}={checks.shown(value)}: give finite numbers; std is above 0.")
+        raise ValueError(f"{name}={checks.quote(value)}: give finite numbers; std is above 0.")
     return numbers
 
 
@@ -66,14 +66,14 @@ def _class_names(name: str, value: object) -> tuple[str, ...]:
     names = _as_tuple(name, value)
     for label in names:
         if not isinstance(label, str) or len(label) > _LONGEST or not safe_text.is_harmless(label):
-            shown = checks.shown(label)
+            shown = checks.quote(label)
             raise ValueError(f"{name}: {shown} is no name of at most {_LONGEST} plain characters.")
     return names
 
 
 def _window_letters(name: str, value: object) -> str:
     if not isinstance(value, str) or not 0 < len(value) < 1000 or set(value) - set("SL"):
-        raise ValueError(f"{name}={checks.shown(value)}: give letters S (short) and L (long).")
+        raise ValueError(f"{name}={checks.quote(value)}: give letters S (short) and L (long).")
     return value
 
 
@@ -180,7 +180,7 @@ class CrateConfig:
             cls = CrateConfig.classes[class_name(FAMILIES[family])]
         check_names(values)
         for name in values.keys() - cls.__dataclass_fields__.keys():
-            family = checks.shown(values.get("family"))
+            family = checks.quote(values.get("family"))
             raise ValueError(f"{name}: models of family {family} have no such field; leave it out.")
         return object.__new__(cls)
 
@@ -223,16 +223,16 @@ class CrateConfig:
         """Sets the name of a model without a name, in the model's own frozen config."""
         self._set(model_name=checks.one_line("model_name", name))
 
-    def assume(self, told: Mapping[str, Any]) -> None:
+    def assume(self, facts: Mapping[str, Any]) -> None:
         """Lists in `assumed` every setting of this model that only a default has given.
 
-        told: the fields that the caller, a config (with a list of its own) or the tensors gave.
+        facts: the fields that the caller, a config (with a list of its own) or the tensors gave.
         """
         steps = self.sparse_step in families.STEPS_WITH_ETA
         without = () if steps else ("eta", "lambd")
         without += () if self.family in families.WITH_VARIANTS else ("variant",)
         without += () if self.rotary else ("window",)
-        known = set(told) - set(told.get("assumed", ()))
+        known = set(facts) - set(facts.get("assumed", ()))
         names = [name for name in UNTESTABLE if name in self.__dataclass_fields__]
         self._set(assumed=tuple(name for name in names if name not in (*known, *without)))
 
@@ -394,4 +394,4 @@ def check_names(values: Mapping[str, Any]) -> None:
     for name in values:
         if name not in FIELDS:
             hint = checks.did_you_mean(name, FIELDS, f"The fields are: {', '.join(FIELDS)}.")
-            raise ValueError(f"CrateConfig has no field {checks.shown(name)}. {hint}")
+            raise ValueError(f"CrateConfig has no field {checks.quote(name)}. {hint}")

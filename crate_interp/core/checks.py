@@ -19,7 +19,7 @@ def is_int(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def shown(value: object) -> str:
+def quote(value: object) -> str:
     """Returns a value as errors show it: its repr on one line, cut if it is long.
 
     Of an array, the type and the shape.
@@ -42,7 +42,7 @@ def count(name: str, value: Any, least: int = 1) -> int:
     Raises ValueError, with the argument's `name`, unless `value` is an integer of at least `least`.
     """
     if not is_int(value) or not least <= value < _MOST:
-        raise ValueError(f"{name}={shown(value)}: give a whole number of at least {least}.")
+        raise ValueError(f"{name}={quote(value)}: give a whole number of at least {least}.")
     return int(value)
 
 
@@ -54,7 +54,7 @@ def layer(name: str, value: object, count: int) -> int:
     """
     number: Any = value
     if not is_int(value) or not -count <= number <= count:
-        raise ValueError(f"{name}={shown(value)}: the model has layers 0 to {count - 1}.")
+        raise ValueError(f"{name}={quote(value)}: the model has layers 0 to {count - 1}.")
     return int(number) + count if number < 0 else int(number)
 
 
@@ -74,7 +74,7 @@ def size(name: str, value: Any) -> tuple[int, int]:
     listed = isinstance(value, (list, tuple))
     pair = (value, value) if is_int(value) else tuple(value) if listed else ()
     if len(pair) != 2 or not all(is_int(side) and 1 <= side < _MOST for side in pair):
-        raise ValueError(f"{name}={shown(value)}: give an int, or (height, width).")
+        raise ValueError(f"{name}={quote(value)}: give an int, or (height, width).")
     return int(pair[0]), int(pair[1])
 
 
@@ -84,7 +84,7 @@ def flag(name: str, value: object) -> bool:
     Raises ValueError, with the argument's `name`, for any other value.
     """
     if not isinstance(value, bool):
-        raise ValueError(f"{name}={shown(value)}: give True or False.")
+        raise ValueError(f"{name}={quote(value)}: give True or False.")
     return value
 
 
@@ -94,7 +94,7 @@ def non_negative(name: str, value: Any) -> float:
     Raises ValueError, with the argument's `name`, for any other value.
     """
     if not is_number(value) or value < 0:
-        raise ValueError(f"{name}={shown(value)}: give a finite number of at least 0.")
+        raise ValueError(f"{name}={quote(value)}: give a finite number of at least 0.")
     return _plain(value)
 
 
@@ -104,14 +104,14 @@ def positive(name: str, value: Any) -> float:
     Raises ValueError, with the argument's `name`, for any other value.
     """
     if not is_number(value) or value <= 0:
-        raise ValueError(f"{name}={shown(value)}: give a finite number above 0.")
+        raise ValueError(f"{name}={quote(value)}: give a finite number above 0.")
     return _plain(value)
 
 
 def share(name: str, value: Any) -> float:
     """Returns a share; raises ValueError unless it is above 0 and at most 1."""
     if not is_number(value) or not 0 < value <= 1:
-        raise ValueError(f"{name}={shown(value)}: give a share above 0 and at most 1.")
+        raise ValueError(f"{name}={quote(value)}: give a share above 0 and at most 1.")
     return _plain(value)
 
 
@@ -122,7 +122,7 @@ def one_of(name: str, value: object, choices: Collection[str]) -> str:
     """
     if not isinstance(value, str) or value not in choices:
         hint = did_you_mean(value, choices) if isinstance(value, str) else ""
-        raise ValueError(f"{name}={shown(value)} is none of {', '.join(choices)}. {hint}".rstrip())
+        raise ValueError(f"{name}={quote(value)} is none of {', '.join(choices)}. {hint}".rstrip())
     return value
 
 
@@ -132,16 +132,16 @@ def one_line(name: str, value: object) -> str:
     Raises ValueError, with the argument's `name`, for any other value.
     """
     if not isinstance(value, str) or not safe_text.is_plain(value):
-        raise ValueError(f"{name}={shown(value)}: give a text on one line, of 200 characters.")
+        raise ValueError(f"{name}={quote(value)}: give a text on one line, of 200 characters.")
     return value
 
 
-def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
+def did_you_mean(name: str, choices: Iterable[str], otherwise: str = "") -> str:
     """Returns "did you mean" with up to three close names, or `otherwise` if none is close.
 
     A name that ends in ".`name`" counts as close: "attention.entropy" is close to "entropy".
     """
-    names = list(known)
+    names = list(choices)
     near = [full for full in names if full.endswith(f".{name}")][:3]
     near = near or difflib.get_close_matches(name[: safe_text.LONGEST], names, n=3)
     return f"Did you mean {', '.join(near)}?" if near else otherwise

@@ -203,6 +203,6 @@ def read(path: str | Path) -> bytes:
     return data
 
 
-def stamp_of(found: os.stat_result) -> Stamp:
+def stamp_of(status: os.stat_result) -> Stamp:
     """Returns the stamp in the answer of `os.stat`."""
-    return Stamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return Stamp(status.st_size, status.st_mtime_ns, status.st_ctime_ns)

@@ -60,12 +60,12 @@ def locked(folder: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing(
-    folder: str | Path, index: str, content: Mapping[str, Any] | None, kept: Collection[str] = ()
+    folder: str | Path, index: str, content: Mapping[str, Any] | None, names: Collection[str] = ()
 ) -> Iterator[Path]:
     """Yields an empty folder; its files replace those of `folder` when the block ends.
 
     At the end the index holds `content`, and under "files" the digest of every new file and of
-    every file in `kept`, which must be in the old index; with None there is no index. All other
+    every file in `names`, which must be in the old index; with None there is no index. All other
     files of the old index are removed, unless `folder` already has every new file. Files that no
     index names stay. If the block raises, `folder` does not change.
 
@@ -78,27 +78,27 @@ def replacing(
         stage.mkdir()
         try:
             yield stage
-            _move(stage, out, index, content, kept)
+            _move(stage, out, index, content, names)
         finally:
             shutil.rmtree(stage, ignore_errors=True)  # does not follow links
 
 
 def _move(
-    stage: Path, out: Path, index: str, content: Mapping[str, Any] | None, kept: Collection[str]
+    stage: Path, out: Path, index: str, content: Mapping[str, Any] | None, names: Collection[str]
 ) -> None:
     """Puts the files of a stage into their places, the index last."""
     staged = sorted(path for path in stage.rglob("*") if path.is_file())
     new = {path.relative_to(stage).as_posix(): files.digest(path) for path in staged}
-    old, known = listed(out / index), _known(out, index)
+    old, known = listed(out / index), _noted_digests(out, index)
     moved = [name for name in new if old.get(name) != new[name] or differs(out, {name: new[name]})]
     if new and not moved:  # the folder has all new files already
-        kept = [name for name in old if name not in new]
-    gone = [name for name in known if name not in new and name not in kept]
+        names = [name for name in old if name not in new]
+    gone = [name for name in known if name not in new and name not in names]
     gone = [name for name in gone if files.is_one(out / name, known[name])]  # others are the user's
     for name in (*moved, *gone, index):
         _check_place(out, name)
     check_ours(out, index, (*moved, *gone), new)
-    after = dict(sorted(({name: old[name] for name in kept} | new).items()))
+    after = dict(sorted(({name: old[name] for name in names} | new).items()))
     if content is not None:
         files.write_text(stage / index, json.dumps({**content, "files": after}, indent=2) + "\n")
     for name, value in after.items():
@@ -139,7 +139,7 @@ def tidy(folder: Path, index: str) -> None:
 
 def discard(folder: Path, index: str) -> None:
     """Removes the files that the index of a folder names, the index first; other files stay."""
-    if folder.is_dir() and _known(folder, index):
+    if folder.is_dir() and _noted_digests(folder, index):
         with replacing(folder, index, None):
             pass
 
@@ -197,7 +197,7 @@ def differs(folder: Path, digests: Mapping[str, str]) -> list[str]:
     return [name for name, wanted in digests.items() if not files.is_one(places[name], [wanted])]
 
 
-def _known(out: Path, index: str) -> dict[str, list[str]]:
+def _noted_digests(out: Path, index: str) -> dict[str, list[str]]:
     """Returns the digests that the index and the journal give for each file."""
     found = {name: [value] for name, value in listed(out / index).items()}
     entries = read_index(out / f"{_JOURNAL}{index}").get("files")
@@ -214,7 +214,7 @@ def check_ours(
 
     new: the digests of new files, which may be there already.
     """
-    known, new = _known(out, index), new or {}
+    known, new = _noted_digests(out, index), new or {}
     there = [name for name in names if os.path.lexists(out / name)]
     ours = {name: [*known.get(name, ()), new.get(name, "")] for name in there}
     odd = [name for name in there if not files.is_one(out / name, ours[name])]

@@ -135,27 +135,27 @@ DEFAULTS = RunOptions()
 
 
 def run_options(
-    verb: Callable[..., Any], given: Run | Pass, taken: type = Run, **defaults: object
+    verb: Callable[..., Any], values: Run | Pass, accepted: type = Run, **defaults: object
 ) -> RunOptions:
     """Returns the checked options of a call of a verb.
 
-    taken: Run, or Pass if the verb does not measure in chunks. defaults: the defaults of the verb
-    that differ from DEFAULTS.
+    accepted: Run, or Pass if the verb does not measure in chunks. defaults: the defaults of the
+    verb that differ from DEFAULTS.
 
     Raises TypeError for an unknown name, with the closest name that the verb has; ValueError for a
     value that an option cannot have, and for a shard without a folder.
     """
-    known = list(taken.__annotations__)
-    for name in given:
+    known = list(accepted.__annotations__)
+    for name in values:
         if name not in known:
             own = [item for item in inspect.signature(verb).parameters if item != "run"]
             hint = checks.did_you_mean(name, [*own, *known], f"It takes {', '.join(own + known)}.")
             words = f"got an unexpected keyword argument {name!r}. {hint}"
             raise TypeError(f"{verb.__name__}() {words}")
-    values: dict[str, Any] = {**defaults, **given}
-    if values.get("out") is not None:
-        values["out"] = Path(values["out"])
-    options = RunOptions(**values)
+    settings: dict[str, Any] = {**defaults, **values}
+    if settings.get("out") is not None:
+        settings["out"] = Path(settings["out"])
+    options = RunOptions(**settings)
     if options.out is None and options.shard is not None:
         raise ValueError("shard= needs a folder that all shards share: give out=DIR.")
     checks.limit(options.limit)

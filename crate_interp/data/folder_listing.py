@@ -155,17 +155,17 @@ def file_samples(
     how: ImageReading,
     fingerprint: str,
     mask_names: list[str] | None = None,
-    **more: Any,
+    **options: Any,
 ) -> Samples:
     """Returns picture files as samples. Each file is read when its sample is read.
 
-    names, mask_names: those of the files of images and masks below the folder. more: see
+    names, mask_names: those of the files of images and masks below the folder. options: see
     `item_samples`.
     """
     masks = None if mask_names is None else partial(_numbered, mask_names)
     files = Files(folder, partial(_numbered, names), masks)
-    more |= {"files": files, "name_of": lambda number: plain(names[number], 1000)}
-    return item_samples(items, range(len(names)), fingerprint, how, **more)
+    options |= {"files": files, "name_of": lambda number: plain(names[number], 1000)}
+    return item_samples(items, range(len(names)), fingerprint, how, **options)
 
 
 def _numbered(names: list[str], start: int, stop: int) -> Iterator[tuple[int, str]]:

@@ -129,26 +129,29 @@ def label_of(label: object, where: str) -> Any:
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
         return int(value)
     raise ValueError(
-        f"the label of {where} is {checks.shown(value)}: give the number or the name of one class."
+        f"the label of {where} is {checks.quote(value)}: give the number or the name of one class."
     )
 
 
 def item_samples(
-    items: Items | list[Item], numbers: range, fingerprint: str, how: ImageReading, **more: Any
+    items: Items | list[Item], numbers: range, fingerprint: str, how: ImageReading, **options: Any
 ) -> Samples:
     """Returns items as samples of images, numbered by `numbers`.
 
-    items: a list, or a function that reads them. more: `masked`, whether items have masks (by
+    items: a list, or a function that reads them. options: `masked`, whether items have masks (by
     default, whether one of the list has); `binary` of `MaskReader`; and fields of `Samples`.
     """
     if isinstance(items, list):
-        more = {"masked": any(item.mask is not None for item in items)} | more
+        options = {"masked": any(item.mask is not None for item in items)} | options
         items = partial(_items_between, items, numbers.start)
-    masked, binary = more.pop("masked", False), more.pop("binary", None)
+    masked, binary = options.pop("masked", False), options.pop("binary", None)
     masks = MaskReader(items, how.masks, numbers, binary) if masked and how.masks else None
-    read, labels = partial(_read_images, items, how.pictures), known_labels(more.pop("labels", ()))
+    read, labels = (
+        partial(_read_images, items, how.pictures),
+        known_labels(options.pop("labels", ())),
+    )
     numbered = {"start": numbers.start, "of": numbers.stop}
-    return Samples(len(numbers), labels, fingerprint, read, masks, **numbered, **more)
+    return Samples(len(numbers), labels, fingerprint, read, masks, **numbered, **options)
 
 
 def known_labels(labels: Iterable[Any] | None) -> list[Any] | None:
@@ -178,7 +181,7 @@ def _image(value: Any, number: int) -> Any:
     file = not isinstance(value, str) or value.lower().endswith(pictures.SUFFIXES) or exists(value)
     if not isinstance(value, _PICTURES) or not file:
         raise ValueError(
-            f"sample {number} is {checks.shown(value)}, but this model reads images: give PIL "
+            f"sample {number} is {checks.quote(value)}, but this model reads images: give PIL "
             "images, paths of picture files, or arrays."
         )
     return value

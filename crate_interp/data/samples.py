@@ -112,9 +112,9 @@ def _noted(
     return answer
 
 
-def add(notes: Notes, more: Notes) -> None:
+def add(notes: Notes, notes_of_part: Notes) -> None:
     """Adds notes to `notes`. Raises ValueError for a file that has two contents."""
-    for key, content in more.items():
+    for key, content in notes_of_part.items():
         if notes.setdefault(key, content).sha256 != content.sha256:
             raise _changed_meanwhile(key[2])
 
@@ -371,9 +371,9 @@ def group_numbers(groups: object, n: int) -> tuple[int, ...]:
     """
     groups = getattr(groups, "tolist", lambda: groups)()
     if not isinstance(groups, Sequence) or len(groups) < n:
-        shown = checks.shown(groups)
+        shown = checks.quote(groups)
         raise ValueError(f"groups={shown}: give one entry for each of the {n} samples.")
     if not all(isinstance(name, (str, int)) for name in groups[:n]):
-        raise ValueError(f"groups={checks.shown(groups)}: give numbers or texts.")
+        raise ValueError(f"groups={checks.quote(groups)}: give numbers or texts.")
     numbers = {name: number for number, name in enumerate(dict.fromkeys(groups[:n]))}
     return tuple(numbers[name] for name in groups[:n])

@@ -69,7 +69,7 @@ def _named_images(data: str, how: ImageReading) -> Samples:
 
 
 def _stream_images(data: Any, how: ImageReading) -> Samples:
-    return streams.image_stream(data, how.pictures, how.limit, how.masks).kept()
+    return streams.image_stream(data, how.pictures, how.limit, how.masks).first_samples()
 
 
 def _one_picture(data: Any, how: ImageReading) -> Samples:

@@ -51,7 +51,7 @@ class Stream:
             yield start, held
             start += len(held)
 
-    def kept(self) -> Samples:
+    def first_samples(self) -> Samples:
         """Returns the first `limit` samples, whose rows stay in memory, undecoded.
 
         Raises ValueError if there is no limit.
@@ -110,11 +110,11 @@ def image_stream(
         read, print_ = _items_of(data, _separated, limit)
         names = names_of(data) or names_of(getattr(data, "dataset", None))
 
-    def held(rows: Sequence[Item], start: int) -> Samples:
+    def samples_of_rows(rows: Sequence[Item], start: int) -> Samples:
         numbers, labels = range(start, start + len(rows)), [item.label for item in rows]
         return items.item_samples(list(rows), numbers, print_, how, labels=labels, names=names)
 
-    return _stream(read, held, print_, limit, "image")
+    return _stream(read, samples_of_rows, print_, limit, "image")
 
 
 def text_stream(data: Any, window_rows: texts.WindowRows, limit: int | None) -> Stream:
@@ -135,7 +135,7 @@ def text_stream(data: Any, window_rows: texts.WindowRows, limit: int | None) -> 
             words = isinstance(first.value, str)
             yield from windows(item.value for item in every) if words else every
 
-    def held(rows: Sequence[Item], start: int) -> Samples:
+    def samples_of_rows(rows: Sequence[Item], start: int) -> Samples:
         tokens = [texts.tokens_of(item.value, f"sample {n}") for n, item in enumerate(rows, start)]
         whole, of = torch.stack(tokens), start + len(rows)
         labels = items.known_labels(item.label for item in rows)
@@ -150,15 +150,15 @@ def text_stream(data: Any, window_rows: texts.WindowRows, limit: int | None) -> 
         read = lambda: windows(row[name] for row in alone)  # noqa: E731
     else:
         read, print_ = _items_of(data, items_of, limit)
-    return _stream(read, held, print_, limit, "text")
+    return _stream(read, samples_of_rows, print_, limit, "text")
 
 
 def _stream(
-    read: Callable[[], Iterator[Item]], held: Any, fingerprint: str, limit: int | None, what: str
+    read: Callable[[], Iterator[Item]], first: Any, fingerprint: str, limit: int | None, what: str
 ) -> Stream:
     """Returns a stream of the first items; raises ValueError, which says `what`, for no item."""
     checks.limit(limit)
-    stream = Stream(lambda: islice(read(), limit), held, fingerprint, limit)
+    stream = Stream(lambda: islice(read(), limit), first, fingerprint, limit)
     if next(stream.rows(), None) is None:
         raise ValueError(f"the data is empty: there is no {what} in the stream.")
     return stream

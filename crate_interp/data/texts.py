@@ -238,7 +238,7 @@ def checked_texts(texts: Iterable[object]) -> Iterator[str]:
     """Yields texts; raises ValueError if one is not a string."""
     for place, text in enumerate(texts):
         if not isinstance(text, str):
-            raise ValueError(f"text {place} is {checks.shown(text)}: give only strings.")
+            raise ValueError(f"text {place} is {checks.quote(text)}: give only strings.")
         yield text
 
 
@@ -266,7 +266,7 @@ def _ids(value: object, where: str, axes: str) -> Tensor:
         if tokens.ndim == len(axes.split()) and not odd:
             return tokens.long()
     raise ValueError(
-        f"{where} is {checks.shown(value)}, but this model reads text: give texts, or token ids, "
+        f"{where} is {checks.quote(value)}, but this model reads text: give texts, or token ids, "
         f"whole numbers {axes}."
     )
 

@@ -155,14 +155,14 @@ def firing_rate(z: checks.Code, tol: float = 0.0) -> Float[Tensor, "*batch d_mlp
 
 
 def _valid(
-    value: Float[Tensor, "*batch pos"], z: checks.Code, seen: Float[Tensor, "*batch pos"]
+    value: Float[Tensor, "*batch pos"], z: checks.Code, codes: Float[Tensor, "*batch pos"]
 ) -> Float[Tensor, "*batch pos"]:
     """Sets the values of tokens that hold NaN or Inf to NaN.
 
-    seen: a number for each token. It is NaN or Inf if the token holds NaN or Inf, and also if the
+    codes: a number for each token. It is NaN or Inf if the token holds NaN or Inf, and also if the
     number overflows.
     """
-    finite = seen.detach().isfinite()
+    finite = codes.detach().isfinite()
     if waits(finite) or not finite.all():
         finite = z.isfinite().all(dim=-1)
     return value.masked_fill(~finite, torch.nan)

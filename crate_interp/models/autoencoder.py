@@ -264,7 +264,7 @@ def random_mask(
     right = isinstance(noise, Tensor) and noise.shape == shape
     if not right or (readable(noise) and not bool(noise.isfinite().all())):
         wanted = f"finite numbers of shape {list(shape)} (batch, patch), or mask_ratio"
-        raise ValueError(f"noise={checks.shown(noise)}: give {wanted}.")
+        raise ValueError(f"noise={checks.quote(noise)}: give {wanted}.")
     ranks: Int[Tensor, "batch patch"] = noise.argsort(dim=1).argsort(dim=1)
     return (ranks >= int(n_patches * (1 - mask_ratio))).to(images.dtype)
 

@@ -75,15 +75,15 @@ def aliases_of(names: Collection[str]) -> dict[str, str]:
     return found
 
 
-def matching(names: Collection[str], wanted: Callable[[str], bool]) -> list[str]:
-    """Returns the names that the function `wanted` selects.
+def matching(names: Collection[str], filters: Callable[[str], bool]) -> list[str]:
+    """Returns the names that the function `filters` selects.
 
     If it selects none of the names, it is applied to their aliases instead.
     """
-    chosen = [name for name in names if wanted(name)]
+    chosen = [name for name in names if filters(name)]
     if chosen:
         return chosen
-    meant = {name for alias, name in aliases_of(names).items() if wanted(alias)}
+    meant = {name for alias, name in aliases_of(names).items() if filters(alias)}
     return [name for name in names if name in meant]
 
 

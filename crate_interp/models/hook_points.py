@@ -128,7 +128,7 @@ class PointsMixin:
         several = isinstance(wanted, (Sequence, Set)) and not isinstance(wanted, str)
         wanted = list(wanted) if several else [wanted]
         if not all(isinstance(name, str) for name in wanted):
-            raise ValueError(f"names_filter={checks.shown(names_filter)}: give {_WAYS}, or None.")
+            raise ValueError(f"names_filter={checks.quote(names_filter)}: give {_WAYS}, or None.")
         if not wanted:
             raise KeyError("names_filter is empty: name a hook point, or pass None for all.")
         meant = {hook_aliases.resolve(name, self.hook_dict) for name in wanted}
@@ -188,7 +188,7 @@ class PointsMixin:
             self._check_name(chosen[0])
             self.check_hooks_to_add(self.hook_dict[chosen[0]], chosen[0])
         elif select is None:
-            raise ValueError(f"a hook is to be added at {checks.shown(name)}: give {_WAYS}.")
+            raise ValueError(f"a hook is to be added at {checks.quote(name)}: give {_WAYS}.")
         else:
             wanted = hook_aliases.matching(self.hook_dict, select)
             chosen = [point for point in wanted if self._why_silent(point) is None]

@@ -118,7 +118,7 @@ class WeightsMixin:
         whole = not ids.is_floating_point() and not ids.is_complex() and ids.dtype != torch.bool
         if not whole or not ids.numel() or bool(((ids < 0) | (ids >= count)).any()):
             ways = f"a number from 0 to {count - 1}, a name, or a list of these"
-            raise ValueError(f"{name}={checks.shown(answers)}: give {ways}.")
+            raise ValueError(f"{name}={checks.quote(answers)}: give {ways}.")
         return ids.long()
 
     def accumulated_bias(

@@ -60,7 +60,9 @@ def statistic(meta: Mapping[str, Any], name: str) -> Statistic:
     neither gets a title made from its name.
     """
     facts = meta["statistics"].get(name, ("", None, None, ""))
-    title, direction, column = meta.get("titles", {}).get(name) or _known(name, facts).labels
+    title, direction, column = (
+        meta.get("titles", {}).get(name) or _built_in_record(name, facts).labels
+    )
     unit, low, high, how = facts
     return Statistic(title, direction, unit, low, high, how, column)
 
@@ -79,7 +81,7 @@ def labels_of(probes: Sequence[Probe]) -> dict[str, dict[str, Any]]:
         f"{probe.name}.{name}": list(record.labels)
         for probe in probes
         for name, record in probe.records.items()
-        if record.labels != _known(f"{probe.name}.{name}", record.facts).labels
+        if record.labels != _built_in_record(f"{probe.name}.{name}", record.facts).labels
     }
     headings = {
         probe.name: probe.heading
@@ -95,7 +97,7 @@ def _known_heading(probe: str) -> str:
     return BUILT_IN[probe]().heading if probe in BUILT_IN else ""
 
 
-def _known(name: str, facts: Any) -> Statistic:
+def _built_in_record(name: str, facts: Any) -> Statistic:
     """Returns the record of a built-in statistic, or a record whose title is the name."""
     probe, _, own = name.partition(".")
     if probe == LINEAR:
@@ -126,7 +128,7 @@ def resolve(probes: str | Probe | Sequence[str | Probe] | None) -> list[Probe]:
     """
     if not (probes is None or (isinstance(probes, (str, Probe, Sequence)) and probes)):
         known = ", ".join(DEFAULT)
-        raise ValueError(f"probes={checks.shown(probes)}: give names such as {known}, or probes.")
+        raise ValueError(f"probes={checks.quote(probes)}: give names such as {known}, or probes.")
     named = DEFAULT if probes is None else probes
     named = [named] if isinstance(named, (str, Probe)) else named
     resolved = [_named(probe) if isinstance(probe, str) else probe for probe in named]

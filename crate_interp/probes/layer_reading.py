@@ -37,10 +37,10 @@ class LayerActs(dict[str, Tensor]):
     during which weights do not change.
     """
 
-    def __init__(self, acts: Mapping[str, Tensor], of_weights: Store, made: Store | None = None):
+    def __init__(self, acts: Mapping[str, Tensor], of_weights: Store, store: Store | None = None):
         super().__init__(acts)
         self.of_weights = of_weights
-        self.made: Store = {} if made is None else made
+        self.made: Store = {} if store is None else store
 
     def only(self, points: Iterable[str]) -> "LayerActs":
         """Returns the activations of some points; `made` and `of_weights` stay shared."""

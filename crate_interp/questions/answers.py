@@ -34,7 +34,9 @@ class Loss:
     classes: Tensor | None = None
     start: int = 0
 
-    def wanted(self, logits: Tensor, inputs: Tensor, numbers: Sequence[int]) -> Int[Tensor, "..."]:
+    def right_answers(
+        self, logits: Tensor, inputs: Tensor, numbers: Sequence[int]
+    ) -> Int[Tensor, "..."]:
         """Returns the right answers to some samples: classes `[batch]` or tokens `[batch, pos]`.
 
         logits: the unchanged model's. numbers: the samples' numbers in the whole data set.
@@ -114,24 +116,24 @@ def true_loss(model: HookedModel, samples: Samples, labels: Sequence[Any] | None
             (label for label, is_class in zip(given, good, strict=True) if not is_class), given[0]
         )
         number = samples.start + given.index(wrong)
-        what = f"the label {checks.shown(wrong)} of sample {number} is not one class of the model"
+        what = f"the label {checks.quote(wrong)} of sample {number} is not one class of the model"
     raise ValueError(
         f"the loss needs the true class of each image: {what}: give labels that are "
-        f"{checks.shown(model.cfg.labels or range(count))}, or load the model with labels=[...], "
+        f"{checks.quote(model.cfg.labels or range(count))}, or load the model with labels=[...], "
         f"{count} class names in the order of its outputs."
     )
 
 
-def losses(logits: Tensor, wanted: Int[Tensor, "..."]) -> Float[Tensor, "batch"]:
+def losses(logits: Tensor, answers: Int[Tensor, "..."]) -> Float[Tensor, "batch"]:
     """Returns the loss of each sample, in nats; for a window, the mean over its tokens."""
     logits = logits.float() if logits.element_size() < 4 else logits
     if logits.ndim == 3:
-        return next_token_loss(logits, wanted, per_token=True).mean(dim=1)
-    return F.cross_entropy(logits, wanted, reduction="none")
+        return next_token_loss(logits, answers, per_token=True).mean(dim=1)
+    return F.cross_entropy(logits, answers, reduction="none")
 
 
-def hits(logits: Tensor, wanted: Int[Tensor, "..."]) -> Float[Tensor, "batch"]:
+def hits(logits: Tensor, answers: Int[Tensor, "..."]) -> Float[Tensor, "batch"]:
     """Returns 1 for a right answer, else 0; for a window, the share of right tokens."""
     if logits.ndim == 3:
-        return (logits[:, :-1].argmax(dim=-1) == wanted[:, 1:]).double().mean(dim=-1)
-    return (logits.argmax(dim=-1) == wanted).double()
+        return (logits[:, :-1].argmax(dim=-1) == answers[:, 1:]).double().mean(dim=-1)
+    return (logits.argmax(dim=-1) == answers).double()

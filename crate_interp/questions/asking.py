@@ -76,7 +76,7 @@ def stop_dry(kind: str, also: str = "") -> None:
 
 
 def timed(
-    found: Iterable[tuple[Task, Tables]], work: Work, todo: int | None, keeps: bool
+    chunks: Iterable[tuple[Task, Tables]], work: Work, todo: int | None, keeps: bool
 ) -> Iterator[tuple[Task, Tables]]:
     """Yields what an engine yields; after the first chunk says what is left, if that is long.
 
@@ -85,7 +85,7 @@ def timed(
     """
     begin = time.perf_counter()
     first = work.options.progress and work.options.engine == "local"  # Ray's first is one of many
-    for task, tables in found:
+    for task, tables in chunks:
         done, took = task.stop - task.start, time.perf_counter() - begin
         count, whole = math.ceil((todo or done) / done), took * (todo or done) / done
         plan = _dry.get()
@@ -220,12 +220,12 @@ class Experiment:
     facts: dict[str, experiment.Tables] = field(default_factory=dict)
     dealt: int = 0
 
-    def measured(self, wanted: experiment.Pass | Sequence[experiment.Pass]) -> Any:
+    def measured(self, passes: experiment.Pass | Sequence[experiment.Pass]) -> Any:
         """Returns the merged tables of a pass, or of each of several.
 
         Raises Missing, once this process has done its part of all of them, if other parts miss.
         """
-        steps = [wanted] if isinstance(wanted, experiment.Pass) else list(wanted)
+        steps = [passes] if isinstance(passes, experiment.Pass) else list(passes)
         if is_dry() and all(step.whole for step in steps) and self.facts:
             stop_dry(self.kind, steps[0].name)
         totals: dict[str, int] = {}
@@ -255,7 +255,7 @@ class Experiment:
             answers.append(
                 {name: t for name, t in tables.items() if name not in experiment.OF_A_CHUNK}
             )
-        return answers[0] if isinstance(wanted, experiment.Pass) else answers
+        return answers[0] if isinstance(passes, experiment.Pass) else answers
 
     def facts_of(self, name: str) -> dict[str, Any]:
         """Returns the meta with the samples, counts and seconds of a pass.
@@ -274,7 +274,7 @@ class Experiment:
         if isinstance(tasks, list):  # a shard has blocks of neighbours, which merge by themselves
             length = max(1, 1 << (len(tasks) // (4 * shards)).bit_length() >> 1)
 
-        def left() -> Iterator[experiment.Task]:
+        def open_tasks() -> Iterator[experiment.Task]:
             nonlocal total
             for task in tasks:
                 total = task.number + 1
@@ -292,13 +292,13 @@ class Experiment:
                     )
 
         self.chunks.open(step, self._check_pictures if self.samples.files else None)
-        todo = None if streamed else sum(task.stop - task.start for task in left())
+        todo = None if streamed else sum(task.stop - task.start for task in open_tasks())
         bar = tqdm(
             total=todo, desc=label, unit=self.model.unit.removesuffix("s"),
             disable=not self.options.progress, leave=False,
         )  # fmt: skip
         with bar:
-            measured = self.engine(work, left(), bar.update)
+            measured = self.engine(work, open_tasks(), bar.update)
             try:
                 for task, tables in timed(measured, work, todo, self.chunks.out is not None):
                     self.chunks.put(step, task, tables)

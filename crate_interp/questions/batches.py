@@ -183,7 +183,7 @@ def samples_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -
     given: Any = data
     if model.unit == "windows":
         if is_stream(data):
-            samples = text_stream(data, reader.window_rows, options.limit).kept()
+            samples = text_stream(data, reader.window_rows, options.limit).first_samples()
         else:
             samples = open_text(given, reader.window_rows, options.limit, reader.to_tokens)
         for start, stop in ranges_of(samples, options.chunk_size):

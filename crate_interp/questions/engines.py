@@ -77,8 +77,8 @@ class _Reader(Dataset):
 
     work: Work
 
-    def __getitem__(self, wanted: tuple[Task, int, int]) -> tuple[Place, Found | Exception]:
-        (task, start, stop), notes = wanted, Notes()
+    def __getitem__(self, batch: tuple[Task, int, int]) -> tuple[Place, Found | Exception]:
+        (task, start, stop), notes = batch, Notes()
         place = (task.number, start)
         try:
             samples = noting(self.work.samples(task), notes)
@@ -90,7 +90,7 @@ class _Reader(Dataset):
 
 
 def _batches(work: Work, tasks: Iterable[Task]) -> Iterator[tuple[Place, Any]]:
-    def wanted() -> Iterator[tuple[Task, int, int]]:
+    def batch_ranges() -> Iterator[tuple[Task, int, int]]:
         for task in tasks:
             for start, stop in ranges_of(work.samples(task), work.options.batch_size):
                 rows = task.rows and task.rows[start - task.start : stop - task.start]
@@ -101,7 +101,8 @@ def _batches(work: Work, tasks: Iterable[Task]) -> Iterator[tuple[Place, Any]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loader = DataLoader(
-            _Reader(work), batch_size=None, sampler=wanted(), num_workers=work.options.workers,
+            _Reader(work), batch_size=None, sampler=batch_ranges(),
+            num_workers=work.options.workers,
             collate_fn=lambda found: found, prefetch_factor=2, multiprocessing_context="fork",
             generator=torch.Generator(),
         )  # fmt: skip
@@ -175,13 +176,13 @@ def _packed(ray: Any, work: Work) -> bytes:
 _opened: dict[Any, Work] = {}  # of this worker: one work at a time in memory
 
 
-def _measured(packed: list[Any], task: Task, gpu: bool, wanted: dict[str, Any]) -> Tables:
+def _measured(packed: list[Any], task: Task, gpu: bool, driver: dict[str, Any]) -> Tables:
     """Measures a chunk in a worker, which opens the work once."""
     ray: Any = import_module("ray")
     here = surroundings()
-    odd = [name for name in wanted | here if here.get(name) != wanted.get(name)]
+    odd = [name for name in driver | here if here.get(name) != driver.get(name)]
     if odd:
-        words = ", ".join(f"{name} {here.get(name)} (driver: {wanted.get(name)})" for name in odd)
+        words = ", ".join(f"{name} {here.get(name)} (driver: {driver.get(name)})" for name in odd)
         words = f"{words}, so its numbers would differ: give every node the same"
         raise ValueError(f"a worker on {platform.node()} has {words}.")
     if packed[0] not in _opened:

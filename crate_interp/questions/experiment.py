@@ -197,14 +197,14 @@ class Work:
         began, notes, step = time.perf_counter(), Notes(), self.step
         samples = noting(self.samples(task), notes)
 
-        def taken(start: int, stop: int) -> Found | None:
+        def take_noted(start: int, stop: int) -> Found | None:
             found = ahead(start, stop)
             add(notes, found.notes if found else {})
             return found
 
         chunk = Chunk(
             self.network(), samples, self.options.batch_size, step.blocks, step.forward,
-            task.number, self.held, advance, step.masks, self.options.skip_bad, ahead=taken,
+            task.number, self.held, advance, step.masks, self.options.skip_bad, ahead=take_noted,
         )  # fmt: skip
         tables = step.measure(chunk)
         if chunk.bad:

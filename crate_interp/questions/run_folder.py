@@ -111,7 +111,7 @@ def _difference(name: str, old: object, new: object) -> str:
     if all(str(one).startswith("sha256:") for one in (old, new)):
         return f"{name} has changed"
     there, here = (
-        "absent" if one is _ABSENT else plain(checks.shown(one), 80) for one in (old, new)
+        "absent" if one is _ABSENT else plain(checks.quote(one), 80) for one in (old, new)
     )
     return f"{name} is {there} there and {here} here"
 

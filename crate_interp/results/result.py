@@ -157,9 +157,11 @@ class Result(GroupedSamples):
         return table.map(_cell).to_latex(index=False, escape=True)
 
     def _repr_html_(self) -> str:
-        return safe_text.notebook_view(self._words(), safe_text.table_in_html(self._shown()))
+        return safe_text.notebook_view(
+            self._words(), safe_text.table_in_html(self._notebook_table())
+        )
 
-    def _shown(self) -> Table:
+    def _notebook_table(self) -> Table:
         """Returns the table that a notebook shows below the headline."""
         return self._table(self.MAIN).head(20)
 
@@ -202,7 +204,7 @@ class Result(GroupedSamples):
         with locked(folder):
             self.save(folder)
             tables = [f"{name}.parquet" for name in self.tables]
-            with replacing(folder, result_files.META, self._index(), kept=tables) as stage:
+            with replacing(folder, result_files.META, self._index(), names=tables) as stage:
                 yield stage
 
     def _index(self) -> dict[str, Any]:
@@ -321,7 +323,7 @@ def _check_same(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
     )
     for name in dict.fromkeys([*mine, *theirs]):
         if name not in _OF_A_RUN and mine.get(name) != theirs.get(name):
-            both = f"{checks.shown(mine.get(name))} and {checks.shown(theirs.get(name))}"
+            both = f"{checks.quote(mine.get(name))} and {checks.quote(theirs.get(name))}"
             raise ValueError(f"the results differ in {name}: {both}, and do not merge.")
 
 

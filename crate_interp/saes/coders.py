@@ -91,13 +91,13 @@ def load(
 def check_saes(model: Model, saes: Mapping[str, Coder]) -> None:
     """Raises ValueError or KeyError unless `saes` maps points of the model to autoencoders."""
     if not isinstance(saes, Mapping) or not saes:
-        raise ValueError(f"saes is {checks.shown(saes)}: give a dictionary {{point: autoencoder}}.")
+        raise ValueError(f"saes is {checks.quote(saes)}: give a dictionary {{point: autoencoder}}.")
     for point, sae in saes.items():
         if isinstance(model, HookedModel):
             model.check_point(point)
         elif point not in model.hook_dict:
             hint = checks.did_you_mean(str(point), model.hook_dict, "See model.hook_dict.")
-            raise KeyError(f"there is no hook point {checks.shown(point)}. {hint}")
+            raise KeyError(f"there is no hook point {checks.quote(point)}. {hint}")
         if not isinstance(sae, Coder):
             raise ValueError(f"the {type(sae).__name__} for {point!r} lacks encode or decode.")
 
@@ -118,7 +118,7 @@ def flat(sae: object, x: Tensor, point: str) -> Tensor:
         return x.flatten(-2)
     raise ValueError(
         f"{point} is {list(x.shape[2:])} wide, but the autoencoder reads {width}. It was trained "
-        f"on {checks.shown(getattr(config, 'hook_name', None))}: check the point and the model."
+        f"on {checks.quote(getattr(config, 'hook_name', None))}: check the point and the model."
     )
 
 
@@ -232,7 +232,7 @@ def _at(model: Model, name: str, sae: Coder, error: bool) -> Iterator[None]:
 
 
 def _replace(
-    point: nn.Module, given: object, x: Tensor, name: str, sae: Coder, error: bool
+    point: nn.Module, coder: object, x: Tensor, name: str, sae: Coder, error: bool
 ) -> Tensor:
     """Returns the replacement of x at a point."""
 

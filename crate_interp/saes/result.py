@@ -36,7 +36,7 @@ def ratio(
 
 
 def recovered(
-    ablated: np.ndarray, own: np.ndarray, clean: np.ndarray, groups: Groups = None
+    ablated: np.ndarray, losses: np.ndarray, clean: np.ndarray, groups: Groups = None
 ) -> tuple[float, float, float]:
     """Returns (L_ablated - L_own) / (L_ablated - L_clean) and its interval, from losses by sample.
 
@@ -47,7 +47,7 @@ def recovered(
     mean, low, _ = _mean_and_ends(cost[:, None], groups)
     if mean <= 0 or low <= 0:
         return float("nan"), float("nan"), float("nan")
-    return ratio(ablated - own, cost, groups)
+    return ratio(ablated - losses, cost, groups)
 
 
 def _points(result: Result) -> pd.DataFrame:

@@ -215,8 +215,8 @@ def _effects(
         mask, numbers = question.masked(batch), range(batch.start, batch.last + 1)
         with torch.no_grad():
             clean: Any = model(batch.inputs)
-            wanted = question.loss.wanted(clean, batch.inputs, numbers)
-            loss = partial(_loss, question.loss.kind, clean=clean, wanted=wanted, mask=mask)
+            answers = question.loss.right_answers(clean, batch.inputs, numbers)
+            loss = partial(_loss, question.loss.kind, clean=clean, answers=answers, mask=mask)
             rows["clean"].append(_table(numbers, loss=loss(clean)))
             for place, (key, coder) in enumerate(coders.items()):
                 sums: dict[str, Tensor] = {}
@@ -280,14 +280,14 @@ def _put(
     return recons.reshape(x.shape)
 
 
-def _loss(kind: str, logits: Tensor, clean: Tensor, wanted: Tensor, mask: Tensor | None) -> Tensor:
+def _loss(kind: str, logits: Tensor, clean: Tensor, answers: Tensor, mask: Tensor | None) -> Tensor:
     """Returns the loss of each sample, in nats, in float64."""
     if kind == "answers":
         own, other = clean.double().log_softmax(dim=-1), logits.double().log_softmax(dim=-1)
         return (own.exp() * (own - other)).sum(dim=-1)
     if mask is None:
-        return losses(logits.double(), wanted)
-    values = next_token_loss(logits.double(), wanted, per_token=True)
+        return losses(logits.double(), answers)
+    values = next_token_loss(logits.double(), answers, per_token=True)
     weight = mask[:, 1:].to(values)
     return (values * weight).sum(dim=-1) / weight.sum(dim=-1)
 

@@ -125,14 +125,14 @@ def paired_shares(values: Float[np.ndarray, "n c"]) -> contrasts.Difference:
     return contrasts.Difference(middle, blank, ends[0], ends[1], p)
 
 
-def _within(more: np.ndarray, less: np.ndarray, n: int, difference: np.ndarray) -> np.ndarray:
+def _within(values: np.ndarray, less: np.ndarray, n: int, difference: np.ndarray) -> np.ndarray:
     """Tells whether a true difference is within 1.96 standard errors of the counted difference."""
     # the likeliest q for this difference is the positive root of a q^2 + b q + c
-    a, b = 2 * n, (2 * n - more + less) * difference - more - less
+    a, b = 2 * n, (2 * n - values + less) * difference - values - less
     c = -less * difference * (1 - difference)
     q = (np.sqrt(np.maximum(b**2 - 4 * a * c, 0.0)) - b) / (2 * a)
     variance = n * (2 * q + difference * (1 - difference))
-    return (more - less - n * difference) ** 2 <= _Z**2 * np.maximum(variance, 0.0)
+    return (values - less - n * difference) ** 2 <= _Z**2 * np.maximum(variance, 0.0)
 
 
 def halves(

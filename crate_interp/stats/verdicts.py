@@ -94,7 +94,7 @@ def better(difference: Difference, way: int) -> Tests:
 
 def decide(
     inside: Bool[np.ndarray, "cell"],
-    own: Tests,
+    tests: Tests,
     rivals: Mapping[str, Tests],
     *,
     family: Shaped[np.ndarray, "cell"],
@@ -105,14 +105,14 @@ def decide(
 
     Args:
         inside: Whether the value lies within the bounds.
-        own: The test of the bounds.
+        tests: The test of the bounds.
         rivals: The tests against each baseline, by the words for it; the first is the null.
         family: Cells of one family are tested together, by Holm's method.
         exempt: Which cells need not beat a rival.
         compared: Which cells were compared with all rivals.
     """
-    kept = [own.kept, *(np.where(exempt, 0.0, test.kept) for test in rivals.values())]
-    broken = [own.broken, *(np.where(exempt, 1.0, test.broken) for test in rivals.values())]
+    kept = [tests.kept, *(np.where(exempt, 0.0, test.kept) for test in rivals.values())]
+    broken = [tests.broken, *(np.where(exempt, 1.0, test.broken) for test in rivals.values())]
     kept, broken = np.maximum.reduce(kept), np.minimum.reduce(broken)
     for group in np.unique(family):
         at = family == group
@@ -125,7 +125,7 @@ def decide(
             reason = ""
         elif word == BROKEN:
             reason = f"within its bounds, but worse than {next(iter(rivals), '')}"
-        elif not own.kept[cell] <= LEVEL:
+        elif not tests.kept[cell] <= LEVEL:
             reason = ""
         elif not failed:
             reason = (

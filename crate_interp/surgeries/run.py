@@ -210,7 +210,7 @@ def _of_batch(
             place, name = {"replacement": step.name, "layer": layer}, full_name(step.point, layer)
             own, gradient = acts[name], gradients[name]
             read = {point: acts[full_name(point, layer)] for point in (step.point, *step.reads)}
-            new = surgical.taken(model, step, layer, read, question.eps)
+            new = surgical.take_step(model, step, layer, read, question.eps)
             _check(new, f"{step.name!r} in layer {layer}, {where}")
             products = [gradient.double() * part.double() for part in (new - own, new)]
             total.append(torch.stack([product.sum(dim=(1, 2)) for product in products]))
@@ -234,7 +234,7 @@ def _of_batch(
 def _scored(question: Surgery, batch: Batch, logits: Tensor, what: str) -> tuple[Tensor, Tensor]:
     """Returns loss and right answers of a batch. what: whose they are, for an error."""
     numbers = range(batch.start, batch.last + 1)
-    wanted = question.loss.wanted(logits, batch.inputs, numbers)
+    wanted = question.loss.right_answers(logits, batch.inputs, numbers)
     loss = losses(logits.double(), wanted)
     _check(loss, f"the loss {what}")
     return loss, hits(logits, wanted)

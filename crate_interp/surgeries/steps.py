@@ -69,7 +69,7 @@ def any_step(
     return Step(chosen, "hook_attn_out", reads, partial(_attention, chosen), _no_u)
 
 
-def taken(model: HookedModel, step: Step, layer: int, acts: Acts, eps: float) -> Tensor:
+def take_step(model: HookedModel, step: Step, layer: int, acts: Acts, eps: float) -> Tensor:
     """Returns a layer's new step from its activations at the step's point and what it reads."""
     block: Any = model.blocks[layer]
     own, visible = acts[step.point], None  # each token sees all
@@ -142,7 +142,7 @@ def replacement_hooks(
         acts[point] = tensor.detach()
 
     def put(tensor: Tensor, hook: Any, step: Step, layer: int, acts: dict[str, Tensor]) -> Tensor:
-        new = taken(model, step, layer, acts | {step.point: tensor.detach()}, eps)
+        new = take_step(model, step, layer, acts | {step.point: tensor.detach()}, eps)
         acts.clear()
         return torch.lerp(tensor, new, mix)
 

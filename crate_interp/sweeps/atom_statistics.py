@@ -145,7 +145,7 @@ class AtomResult(Result):
             f"{self.meta['settings']['dense']:.0%} of the tokens, and {dead or 'none'} never."
         )
 
-    def _shown(self) -> pd.DataFrame:
+    def _notebook_table(self) -> pd.DataFrame:
         return self._table("layers")
 
     def _width(self, layer: int) -> int:

@@ -202,10 +202,10 @@ def instead_of_u(result: "SweepResult") -> str:
     return f"U_k is the {role} map of each {each}: a choice, as this network ties none of its maps."
 
 
-def beginning(known: Sequence[str]) -> list[str]:
+def beginning(names: Sequence[str]) -> list[str]:
     """Returns the statistics with which a report begins, with at most one on attention."""
-    chosen = [name for name in _BESIDE_UNTRAINED if name in known]
-    return [n for n in chosen if n != "attention.entropy" or "attention.support_cls" not in known]
+    chosen = [name for name in _BESIDE_UNTRAINED if name in names]
+    return [n for n in chosen if n != "attention.entropy" or "attention.support_cls" not in names]
 
 
 def ends(result: "SweepResult", twins: Sequence["SweepResult"], name: str) -> str:

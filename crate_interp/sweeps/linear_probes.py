@@ -227,10 +227,10 @@ def _by_layer(
     return layers
 
 
-def _fit_all(own: Tables, meta: Mapping[str, Any], progress: bool) -> Tables:
+def _fit_all(stored: Tables, meta: Mapping[str, Any], progress: bool) -> Tables:
     """Returns a sweep's tables: a sample is right (1), wrong (0) or not held out (NaN)."""
-    table = own.pop("features")  # removed, so that its memory can be freed
-    samples: Any = own["samples"]
+    table = stored.pop("features")  # removed, so that its memory can be freed
+    samples: Any = stored["samples"]
     settings = meta["probes"]["linear"]["settings"]
     classes = np.unique(np.array(samples["named"].tolist()), return_inverse=True)[1]
     groups = _together(samples, sample_ranges.groups_of(meta["data"]))
@@ -275,15 +275,15 @@ def _classes(labels: Any, n: int, folds: int) -> list[str]:
     return classes
 
 
-def _together(samples: Any, known: Int[np.ndarray, "n 2"] | None) -> Int[np.ndarray, "sample"]:
+def _together(samples: Any, pairs: Int[np.ndarray, "n 2"] | None) -> Int[np.ndarray, "sample"]:
     """Returns the same number for samples that are equal, and for samples of a group."""
     equal = samples["digest"].factorize()[0]
-    if known is None:
+    if pairs is None:
         return equal
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    group = pd.Series(known[:, 1], known[:, 0]).loc[samples["sample"]].to_numpy()
+    group = pd.Series(pairs[:, 1], pairs[:, 0]).loc[samples["sample"]].to_numpy()
     size = max(equal.max(), group.max()) + 1
     links = coo_array((np.ones(len(equal)), (equal, size + group)), shape=(2 * size, 2 * size))
     return connected_components(links, directed=False)[1][equal]

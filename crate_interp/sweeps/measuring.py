@@ -108,18 +108,18 @@ def measure_batch(
     of_weights: OfWeights,
     extra: Acts | None = None,
     reported: Reported | None = None,
-    more: Sequence[Reading] = (),
+    further: Sequence[Reading] = (),
 ) -> Numbers:
     """Runs the model on a batch, and returns the probes' numbers, in the order of the probes.
 
-    more: further readings; for the other parameters, see `probe_readings`.
+    further: further readings; for the other parameters, see `probe_readings`.
     """
     numbers: Numbers = {}
     layers = getattr(chunk.model, chunk.blocks)
     reported = {} if reported is None else reported
     how = (layers, probes, batch, numbers, reported, of_weights, extra or {})
     with probe_readings(*how) as readings:
-        chunk.measure(batch, [*readings, *more])
+        chunk.measure(batch, [*readings, *further])
     order = [probe.name for probe in probes]
     return dict(sorted(numbers.items(), key=lambda item: order.index(item[0][0])))
 
@@ -282,25 +282,25 @@ def _changes(probe: Probe, same_block: bool, before: Acts, after: Acts) -> bool:
 
 
 def _add(
-    found: Numbers, probes: Sequence[Probe], block: Any, layer: int, shared: LayerActs
+    numbers: Numbers, probes: Sequence[Probe], block: Any, layer: int, shared: LayerActs
 ) -> None:
     """Appends each probe's numbers for a layer to this probe's numbers for earlier samples."""
     for probe in probes:
         for name, value in on_activations(probe, block, shared).items():
             key = (probe.name, name, layer)
-            earlier = [found[key]] if key in found else []
-            found[key] = torch.cat([*earlier, value.double()])
+            earlier = [numbers[key]] if key in numbers else []
+            numbers[key] = torch.cat([*earlier, value.double()])
 
 
-def _rows(control: str, values: Numbers, own: Numbers) -> list[tuple]:
+def _rows(control: str, values: Numbers, numbers: Numbers) -> list[tuple]:
     rows: list[tuple] = []
     for key, value in sorted(values.items(), key=lambda item: item[0][2]):
         value = value.double()
-        if key in own and not torch.equal(value.nan_to_num(-1), own[key].nan_to_num(-1)):
+        if key in numbers and not torch.equal(value.nan_to_num(-1), numbers[key].nan_to_num(-1)):
             there = ~value.isnan().reshape(len(value), -1).any(dim=1)
-            means = float(value.nanmean()), float(own[key].nanmean())
+            means = float(value.nanmean()), float(numbers[key].nanmean())
             # for each sample, the mean over heads
-            one, two = (side.reshape(len(side), -1).mean(dim=1) for side in (own[key], value))
+            one, two = (side.reshape(len(side), -1).mean(dim=1) for side in (numbers[key], value))
             rows.append((control, *key, *means, int(there.sum()), int((one < two).sum())))
     order = {pair: place for place, pair in enumerate(dict.fromkeys(row[1:3] for row in rows))}
     return sorted(rows, key=lambda row: (order[row[1:3]], row[3]))

@@ -164,7 +164,7 @@ class SweepResult(Result):
         low, high = self.mean_ends(rows)
         return rows.assign(low=low, high=high)
 
-    def _shown(self) -> pd.DataFrame:
+    def _notebook_table(self) -> pd.DataFrame:
         return self._table("heads").head(20)  # a probe may have only statistics per head
 
     def _repr_html_(self) -> str:

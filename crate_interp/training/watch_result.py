@@ -243,7 +243,7 @@ class WatchResult(Result):
         """
         if step not in self.steps:
             known = ", ".join(map(str, self.steps[:20]))
-            raise ValueError(f"step={checks.shown(step)}: the model was measured at steps {known}.")
+            raise ValueError(f"step={checks.quote(step)}: the model was measured at steps {known}.")
         every: dict[str, Any] = {name: self._table(name) for name in STORED}
         tables = {
             name: table[table["step"] == step].drop(columns="step").reset_index(drop=True)
@@ -290,6 +290,6 @@ class WatchResult(Result):
         lost = f" Not measured: step {', '.join(missed)}." if missed else ""
         return f"{self.meta['model'] or 'a model'} on {where}: {words}.{lost}"
 
-    def _shown(self) -> pd.DataFrame:
+    def _notebook_table(self) -> pd.DataFrame:
         changes: Any = self._table("changes")
         return changes.sort_values("p", kind="stable").head(20)

@@ -223,7 +223,7 @@ def watch(
     meta = data_meta(model, samples, options.batch_size) | question.facts(model)
     meta["model_digest"] = ""  # the model is different at every step
     step = replace(question.passes(), name=_STAGE, apart=True)
-    samples = samples.kept() if isinstance(samples, Stream) else samples
+    samples = samples.first_samples() if isinstance(samples, Stream) else samples
     samples, known = _remembered(samples, options.batch_size, step.masks)
     known |= sample_ranges.grouped(samples.groups) if samples.groups else {}
     meta["data"] = [entry | known for entry in meta["data"]]
@@ -295,7 +295,7 @@ def _callback(trainer: str) -> Any:
         package = "lightning.pytorch"
 
     def listening(react: Callable[..., None]) -> Callable[..., None]:
-        def event(self: Watch, *args: Any, **more: object) -> None:
+        def event(self: Watch, *args: Any, **fields: object) -> None:
             if getattr(args[place], first):
                 react(self, args[place].global_step, *args)
 

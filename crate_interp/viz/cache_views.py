@@ -311,7 +311,7 @@ def numbers(what: str, values: Numbers | None, count: int) -> list[int]:
     """
     some = np.atleast_1d(range(count) if values is None else values)
     if not some.size or some.dtype.kind not in "iu" or not all((-count <= some) & (some < count)):
-        raise ValueError(f"{what}={checks.shown(values)}: give numbers from 0 to {count - 1}.")
+        raise ValueError(f"{what}={checks.quote(values)}: give numbers from 0 to {count - 1}.")
     return (some % count).tolist()
 
 

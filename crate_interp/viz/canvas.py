@@ -63,18 +63,23 @@ def label(text: object) -> str:
     return plain(text, LONGEST)
 
 
-def as_written(figure: Figure, *own: object) -> Figure:
+def as_written(figure: Figure, *axes_drawn: object) -> Figure:
     r"""Returns a figure whose words are never read as formulas, by matplotlib or by LaTeX.
 
     Names may come from unknown files, and drawing a name such as "$\nonsense$" would raise. Tick
-    labels are matplotlib's own and stay unchanged. own: the Axes that were drawn into, if the
-    figure belongs to the caller; the rest of the figure then stays unchanged.
+    labels are matplotlib's own and stay unchanged. axes_drawn: the Axes that were drawn into,
+    if the figure belongs to the caller; the rest of the figure then stays unchanged.
     """
-    texts = [] if own else list(figure.texts)
-    roots: Any = own or (figure,)
+    texts = [] if axes_drawn else list(figure.texts)
+    roots: Any = axes_drawn or (figure,)
     for root in roots:
         for axes in root.findobj(Axes):
-            texts += [axes.title, axes.xaxis.label, axes.yaxis.label, *([] if own else axes.texts)]
+            texts += [
+                axes.title,
+                axes.xaxis.label,
+                axes.yaxis.label,
+                *([] if axes_drawn else axes.texts),
+            ]
         for legend in root.findobj(Legend):
             texts += legend.get_texts()
     for text in texts:
@@ -160,7 +165,7 @@ def set_title(axes: Axes, title: str | None, words: str, pad: int = 6) -> None:
         axes.set_title(fill(text, _LINE), fontsize=TITLE, pad=pad)
 
 
-def set_legend(figure: Figure, rows: list[Any], own: bool) -> None:
+def set_legend(figure: Figure, rows: list[Any], inside: bool) -> None:
     """Adds one legend for all Axes: below a new figure, or below the last of a caller's Axes."""
     named = {
         words: handle
@@ -168,7 +173,7 @@ def set_legend(figure: Figure, rows: list[Any], own: bool) -> None:
         for handle, words in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     look: Any = {"fontsize": SMALL, "frameon": False, "borderpad": 0, "labelspacing": 0.25}
-    if not own:
+    if not inside:
         below = rows[-1].transAxes + ScaledTranslation(0, -0.4, figure.dpi_scale_trans)
         place: Any = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": below}
         rows[-1].legend(named.values(), named.keys(), **place, **look)
@@ -187,7 +192,7 @@ def finished(figure: Figure, rows: list[Any], ax: object, title: str | None, wor
     `set_title`. No text is read as a formula.
     """
     set_title(rows[0], title, words)
-    set_legend(figure, rows, own=ax is None)
+    set_legend(figure, rows, inside=ax is None)
     return as_written(figure, *([] if ax is None else rows))
 
 

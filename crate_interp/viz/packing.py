@@ -183,6 +183,6 @@ def _worst(pattern: np.ndarray, codes: np.ndarray, keys: np.ndarray, causal: boo
     return worst
 
 
-def _relative(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Returns the error of each entry, divided by the largest wanted entry in its row."""
-    return np.abs(found - wanted) / wanted.max(axis=-1, keepdims=True).clip(min=1e-30)
+def _relative(numbers: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    """Returns the error of each entry, divided by the largest exact entry in its row."""
+    return np.abs(numbers - exact) / exact.max(axis=-1, keepdims=True).clip(min=1e-30)

@@ -88,7 +88,7 @@ def render(template: str, **values: object) -> str:
 def _templates() -> Any:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    def shown(value: Any) -> Any:
+    def visible_value(value: Any) -> Any:
         is_markup = hasattr(value, "__html__")  # our own markup
         return visible(value) if isinstance(value, str) and not is_markup else value
 
@@ -99,7 +99,7 @@ def _templates() -> Any:
         loader=PackageLoader("crate_interp.viz", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=shown,
+        finalize=visible_value,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
@@ -339,9 +339,9 @@ def forms() -> dict[str, str]:
     return {form: word for word, (others, _) in TERMS.items() for form in (word, *others)}
 
 
-def finder(known: Iterable[str]) -> re.Pattern[str]:
+def finder(words: Iterable[str]) -> re.Pattern[str]:
     """Returns a pattern that finds these words, the longest that fits at each place."""
-    longest = sorted(known, key=len, reverse=True)
+    longest = sorted(words, key=len, reverse=True)
     return re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, longest))})(?![\w-])")
 
 

@@ -58,11 +58,11 @@ class Owner:
     def guarded(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a hook that raises RuntimeError in other threads while a context is open."""
 
-        def own(value: Any, **point: Any) -> Any:
+        def checked_hook(value: Any, **point: Any) -> Any:
             self.check()
             return hook(value, **point)
 
-        return own
+        return checked_hook
 
 
 def owner_of(module: nn.Module) -> Owner:

@@ -33,12 +33,12 @@ def find_layout(shapes: Shapes, family: str | None, where: str) -> Layout:
     some = ", ".join(list(shapes)[:4])
     raise CheckpointError(
         f"{where} has no published layout: its {len(shapes)} keys begin with {some}, but "
-        f"{_known(shapes)}. If only names differ, give rename='s/PATTERN/REPLACEMENT/'. "
+        f"{_nearest_markers(shapes)}. If only names differ, give rename='s/PATTERN/REPLACEMENT/'. "
         "ci.bridge.load loads ViT, DeiT, DINOv2, GPT-2 and Llama of transformers."
     )
 
 
-def _known(shapes: Shapes) -> str:
+def _nearest_markers(shapes: Shapes) -> str:
     """Returns the markers of the layout that shares most with some keys, each with the nearest."""
     near = {marker: nearest(marker, shapes) for layout in LAYOUTS for marker in layout.markers}
     layout = max(LAYOUTS, key=lambda one: sum(map(bool, map(near.get, one.markers))))

@@ -34,18 +34,18 @@ TOP = {
 }
 
 
-def _patches(shapes: Shapes, given: Fields) -> Fields:
+def _patches(shapes: Shapes, fields: Fields) -> Fields:
     """Returns channels and patch size.
 
     CRATE flattens patches, so the file reveals only the product height * width * channels.
     """
     values = shapes.of("to_patch_embedding.2.weight")[1]
-    channels = given.get("channels", 3)
-    if "patch_size" in given:
-        height, width = given["patch_size"]
+    channels = fields.get("channels", 3)
+    if "patch_size" in fields:
+        height, width = fields["patch_size"]
         if height * width * channels != values:
             raise CheckpointError(
-                f"patch_size={given['patch_size']!r} with channels={channels} contradicts "
+                f"patch_size={fields['patch_size']!r} with channels={channels} contradicts "
                 f"to_patch_embedding.2.weight, whose patches have {values} values."
             )
         return {"channels": channels, "patch_size": (height, width)}
@@ -94,7 +94,7 @@ _ALPHA_SIZES = SIZES | {
 }
 
 
-def _heads(shapes: Shapes, given: Fields) -> Fields:
+def _heads(shapes: Shapes, fields: Fields) -> Fields:
     """Returns the sizes that the projection of a JAX file reveals.
 
     A projection is [d_model, n_heads, d_head], which reveals the number of heads. In older files a

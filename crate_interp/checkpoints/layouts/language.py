@@ -75,9 +75,9 @@ GPT = replace(  # gpt.py; with bias=False it has no bias
 )
 
 
-def _vocabulary(shapes: Shapes, given: Fields) -> Fields:
+def _vocabulary(shapes: Shapes, fields: Fields) -> Fields:
     rows = shapes.of("transformer.wte.weight")[0]
-    d_vocab = given.get("d_vocab") or rows
+    d_vocab = fields.get("d_vocab") or rows
     if -(-d_vocab // 64) * 64 != rows:
         raise CheckpointError(
             f"d_vocab={d_vocab} contradicts transformer.wte.weight, which has {rows} rows: with "

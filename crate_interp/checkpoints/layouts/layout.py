@@ -192,8 +192,8 @@ class Layout:
             kept[key] = value
         return kept
 
-    def infer_config(self, shapes: Shapes, given: Fields, where: str) -> Fields:
-        """Returns the fields that follow from the shapes of the tensors and the given fields.
+    def infer_config(self, shapes: Shapes, fields: Fields, where: str) -> Fields:
+        """Returns the fields that follow from the shapes of the tensors and the fields given.
 
         Raises CheckpointError if a given field contradicts the shapes, or if a needed field is not
         given.
@@ -206,28 +206,28 @@ class Layout:
         for name in self.needed:
             # codes with three axes have one for the heads
             told = name == "n_heads" and len(shapes.get(codes, ())) == 3
-            if not told and (given | found).get(name) is None:
+            if not told and (fields | found).get(name) is None:
                 lacking.append(name)
         if lacking:
             raise CheckpointError(self._lacking(lacking, shapes.get(codes, ()), where))
-        found |= self._sizes(shapes, given | found)
-        inner, n_heads = found.pop("inner"), found.get("n_heads", given.get("n_heads"))
+        found |= self._sizes(shapes, fields | found)
+        inner, n_heads = found.pop("inner"), found.get("n_heads", fields.get("n_heads"))
         if inner % n_heads:
             where = codes or "the projections"
             raise CheckpointError(f"n_heads={n_heads} does not divide the {inner} rows of {where}.")
         found["d_head"] = inner // n_heads
         for name, value in found.items():
-            if name in given and given[name] not in (None, value):
-                said = f"{name}={given[name]!r} contradicts the tensors"
+            if name in fields and fields[name] not in (None, value):
+                said = f"{name}={fields[name]!r} contradicts the tensors"
                 raise CheckpointError(f"{said}, which make it {value!r}.")
         return found
 
-    def _sizes(self, shapes: Shapes, given: Fields) -> Fields:
+    def _sizes(self, shapes: Shapes, fields: Fields) -> Fields:
         """Returns the fields that the axes of tensors tell, `inner` among them."""
         found: Fields = {}
         for key, axes in self.sizes.items():
             if {"n_classes", "d_features"} & set(axes):
-                if given.get("n_classes") == 0:  # the head is left out
+                if fields.get("n_classes") == 0:  # the head is left out
                     found["n_classes"] = 0
                     continue
                 if key not in shapes:
@@ -242,9 +242,9 @@ class Layout:
         if "height" in found:
             found["patch_size"] = (found.pop("height"), found.pop("width"))
         if self.infer is not None:
-            found |= self.infer(shapes, given)
+            found |= self.infer(shapes, fields)
         if self.positions is not None:
-            found |= _image_size(shapes, found["patch_size"], given, *self.positions)
+            found |= _image_size(shapes, found["patch_size"], fields, *self.positions)
         return found
 
     def _lacking(self, names: list[str], codes: tuple[int, ...], where: str) -> str:
@@ -266,24 +266,24 @@ class Layout:
 
 
 def _image_size(
-    shapes: Shapes, patch: tuple[int, int], given: Fields, table: str, axes: int
+    shapes: Shapes, patch: tuple[int, int], fields: Fields, table: str, axes: int
 ) -> Fields:
-    """Returns the given image size, or infers a square image from the number of positions.
+    """Returns the image size of the fields, or infers a square image from the number of positions.
 
     A given crop with as many patches is the image size, too. Otherwise a square is a guess, unless
     there is only one patch: `grid_guessed` is then True. Raises CheckpointError if the patches make
     no square, or if a given size has another number of patches.
     """
     patches = shapes.of(table, axes)[-2] - 1
-    told = given.get("image_size") or given.get("crop")
+    told = fields.get("image_size") or fields.get("crop")
     if told:
         height, width = checks.size("image_size", told)
         whole = not (height % patch[0] or width % patch[1])
         if whole and (height // patch[0]) * (width // patch[1]) == patches:
             return {"image_size": (height, width)}
-    if "image_size" in given:
+    if "image_size" in fields:
         raise CheckpointError(
-            f"image_size={given['image_size']!r} with patches of {patch} "
+            f"image_size={fields['image_size']!r} with patches of {patch} "
             f"contradicts {table}, which has {patches} patches."
         )
     side = math.isqrt(patches)

@@ -31,9 +31,9 @@ def stem_sizes(shapes: Shapes, prefix: str) -> Fields:
     return {"channels": shapes.of(keys[0], 4)[1], "patch_size": (2**count, 2**count)}
 
 
-def _images(shapes: Shapes, given: Fields) -> Fields:
+def _images(shapes: Shapes, fields: Fields) -> Fields:
     """Returns channels, patch size and image size, which no tensor tells."""
-    size = given.get("image_size")
+    size = fields.get("image_size")
     if not size:
         warnings.warn(
             "a ToST's weights do not tell the size of its images: 224 x 224 is assumed. If it was "

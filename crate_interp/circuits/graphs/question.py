@@ -72,7 +72,7 @@ def one_sample(model: HookedModel, inputs: object) -> Tensor:
     batch = batch[None] if len(shape) == axes - 1 else batch
     if len(shape) not in (axes - 1, axes) or len(batch) != 1:
         wanted = "a text or token ids [pos]" if text else "a picture or [channels, height, width]"
-        got = f"of shape {shape}" if shape else checks.shown(inputs)
+        got = f"of shape {shape}" if shape else checks.quote(inputs)
         raise ValueError(f"inputs is {got}: give one sample, {wanted}.")
     if batch.is_floating_point() and not bool(batch.isfinite().all()):
         raise ValueError("the sample holds NaN or Inf: repair it, or give another sample.")
@@ -96,7 +96,7 @@ def sample_digest(sample: Tensor) -> str:
     return digest_of_bytes(f"{list(sample.shape)}".encode() + content)
 
 
-def asked(
+def ask_answer(
     model: HookedModel,
     logits: Float[Tensor, "one *pos answers"],
     target: Target,
@@ -107,7 +107,7 @@ def asked(
     if logits.ndim == 3:
         number: Any = count - 1 if position is None else position
         if not checks.is_int(number) or not -count <= number < count:
-            raise ValueError(f"position={checks.shown(position)}: give tokens 0 to {count - 1}.")
+            raise ValueError(f"position={checks.quote(position)}: give tokens 0 to {count - 1}.")
         place = int(number) % count
     elif position is not None:
         raise ValueError("logits of a classifier are those of the image: leave out position.")
@@ -117,5 +117,5 @@ def asked(
     pair = target if isinstance(target, (tuple, list)) else (target,)
     numbers = [int(model.answer_ids(one, "target")) for one in pair]
     if len(numbers) not in (1, 2) or len(set(numbers)) < len(numbers):
-        raise ValueError(f"target={checks.shown(target)}: give one answer, or two different ones.")
+        raise ValueError(f"target={checks.quote(target)}: give one answer, or two different ones.")
     return Question(numbers[0], numbers[1] if len(numbers) == 2 else None, place)

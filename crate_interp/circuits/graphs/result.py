@@ -206,7 +206,7 @@ class AttributionGraph(Result):
         words = {0: "the model's answer", 1: "the next answer"}
         return words.get(above, "the likeliest other answer")
 
-    def _shown(self) -> pd.DataFrame:
+    def _notebook_table(self) -> pd.DataFrame:
         table: Any = self._table("nodes")
         order = table["influence"].sort_values(ascending=False, kind="stable").index
         return table.loc[order].head(20)

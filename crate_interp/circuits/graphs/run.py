@@ -89,10 +89,10 @@ def graph(
     check_gradients("graph", model)
     frozen = freeze if isinstance(freeze, (tuple, list)) else (freeze,)
     if not set(frozen) <= set(FREEZABLE):
-        raise ValueError(f'freeze={checks.shown(freeze)}: give "pattern", "norm", both, or ().')
+        raise ValueError(f'freeze={checks.quote(freeze)}: give "pattern", "norm", both, or ().')
     for name, share in (("nodes", nodes), ("edges", edges)):
         if not checks.is_number(share) or not 0 < share <= 1:
-            raise ValueError(f"{name}={checks.shown(share)}: give a share above 0 and at most 1.")
+            raise ValueError(f"{name}={checks.quote(share)}: give a share above 0 and at most 1.")
     settings = {"freeze": tuple(name for name in FREEZABLE if name in frozen)}
     most = checks.count("most", most, least=model.cfg.n_layers)  # one in each layer
     settings |= {"nodes": float(nodes), "edges": float(edges), "most": most}
@@ -101,7 +101,7 @@ def graph(
         raise ValueError("names: give those of this model, ci.circuits.atom_names(model, data).")
     sample = questions.one_sample(model, inputs)
     with torch.no_grad():
-        question = questions.asked(model, model(sample), target, position)
+        question = questions.ask_answer(model, model(sample), target, position)
     sample = questions.read_part(model, sample, question)
     found = AttributionGraph(*_measured(model, sample, question, settings, seed, names))
     object.__setattr__(found, "_case", (model, sample))
@@ -127,7 +127,7 @@ def _measured(
         bar.update()
         other: Any = twin(model, seed)
         with torch.no_grad():
-            own_answer = questions.asked(other, other(sample), None, question.position)
+            own_answer = questions.ask_answer(other, other(sample), None, question.position)
         untrained, drawn = _chosen(other, sample, own_answer, settings)
         beside = _trust(untrained.case, drawn, trust.DRAWS_UNTRAINED, seed)
         bar.update()

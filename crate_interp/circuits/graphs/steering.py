@@ -30,7 +30,7 @@ def steering_hooks(edits: Mapping[str, float | int], how: str, shape: Sequence[i
     """
     checks.one_of("how", how, tuple(_WAYS))
     if not isinstance(edits, Mapping) or not edits:
-        raise ValueError(f'edits is {checks.shown(edits)}: give nodes, such as {{"L2A17@5": 0}}.')
+        raise ValueError(f'edits is {checks.quote(edits)}: give nodes, such as {{"L2A17@5": 0}}.')
     layers, tokens, atoms = shape
     places: dict[int, list[tuple[int | slice, int, float]]] = {}
     for name, amount in edits.items():
@@ -38,21 +38,21 @@ def steering_hooks(edits: Mapping[str, float | int], how: str, shape: Sequence[i
         layer, atom, pos = (int(number or 0) for number in match.groups()) if match else shape
         if match is None or layer >= layers or atom >= atoms or pos >= tokens:
             raise ValueError(
-                f"there is no code {checks.shown(name)} to steer: give a layer below {layers}, an "
+                f"there is no code {checks.quote(name)} to steer: give a layer below {layers}, an "
                 f'atom below {atoms} and a token below {tokens}, such as "L2A17@5" or "L2A17".'
             )
         if not checks.is_number(amount):
-            raise ValueError(f"{name}: {checks.shown(amount)} is no finite number to {how} it by.")
+            raise ValueError(f"{name}: {checks.quote(amount)} is no finite number to {how} it by.")
         where = slice(None) if match[3] is None else pos
         places.setdefault(layer, []).append((where, atom, float(amount)))
 
-    def edit(code: Tensor, hook: Any, own: list[tuple[int | slice, int, float]]) -> Tensor:
+    def edit(code: Tensor, hook: Any, places: list[tuple[int | slice, int, float]]) -> Tensor:
         code = code.clone()
-        for pos, atom, amount in own:
+        for pos, atom, amount in places:
             code[:, pos, atom] = _WAYS[how](code[:, pos, atom], amount)
         return code
 
-    return [(full_name(CODE, layer), partial(edit, own=own)) for layer, own in places.items()]
+    return [(full_name(CODE, layer), partial(edit, places=own)) for layer, own in places.items()]
 
 
 def predicted(model: HookedModel, sample: Tensor, edits: Sequence[Hook]) -> Tensor:

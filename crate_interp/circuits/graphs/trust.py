@@ -116,7 +116,7 @@ def baselines(case: Explained) -> list[float]:
     names, before = [*points, *pre_of.values()], {}
     cache = model.run_with_cache(sample, names_filter=names)[1] if names else {}
 
-    def held(current: Tensor, hook: Any) -> Tensor:
+    def hold_code(current: Tensor, hook: Any) -> Tensor:
         return cache[hook.name].expand_as(current)
 
     def note(value: Tensor, hook: Any) -> None:
@@ -126,7 +126,7 @@ def baselines(case: Explained) -> list[float]:
         pre = pre_of[hook.name]
         return before[pre] * (cache[pre] > 0)
 
-    hooks: list[Any] = [(name, held) for name in points]
+    hooks: list[Any] = [(name, hold_code) for name in points]
     hooks += [both for post, pre in pre_of.items() for both in ((pre, note), (post, masked))]
     found = []
     for layer in layers:

@@ -115,7 +115,7 @@ def contexts(
         places = padding.positions
     windows = window_sizes(cfg)
     rotation = rotary_table(cfg, places[..., start:]) if cfg.rotary else None
-    seen = {window: _seen(start, n_new, window, padding, device) for window in set(windows)}
+    seen = {window: _visible_mask(start, n_new, window, padding, device) for window in set(windows)}
     return [Context(*seen[window], rotation, past, layer) for layer, window in enumerate(windows)]
 
 
@@ -129,7 +129,7 @@ def causal_mask(
     return ahead >= 0 if window is None else (ahead >= 0) & (ahead <= window)
 
 
-def _seen(
+def _visible_mask(
     start: int, n_new: int, window: int | None, padding: Padding | None, device: torch.device
 ) -> tuple[Bool[Tensor, "*batch_one query key"], Bool[Tensor, "batch one query one"] | None]:
     """Returns the mask of a layer and, with padding, the queries that see no key.

@@ -125,21 +125,21 @@ class ConvPatchEmbed(nn.Module):
 
 
 def interpolate_positions(
-    table: Float[Tensor, "1 pos d_model"], grid: tuple[int, int], wanted: tuple[int, int]
+    table: Float[Tensor, "1 pos d_model"], grid: tuple[int, int], new_grid: tuple[int, int]
 ) -> Float[Tensor, "1 new_pos d_model"]:
-    """Returns position embeddings of a `grid` (h, w) of patches, resampled bicubically to `wanted`.
+    """Returns position embeddings of a `grid` (h, w), resampled bicubically to `new_grid`.
 
     The entry of CLS is unchanged. The rule is DINO's, which CRATE's own scripts follow: the scale
-    for the resampler is (wanted + 0.1) / grid, not wanted / grid. The added 0.1 prevents rounding
-    down to one patch too few. It shifts every sampling point a little, so the result
-    differs from a plain resize to `wanted` (by a few per cent of the table's spread for small
-    grids). If `grid` is already `wanted`, the table is returned unchanged.
+    for the resampler is (new_grid + 0.1) / grid, not new_grid / grid. The added 0.1 prevents
+    rounding down to one patch too few. It shifts every sampling point a little, so the result
+    differs from a plain resize to `new_grid` (by a few per cent of the table's spread for small
+    grids). If `grid` is already `new_grid`, the table is returned unchanged.
     """
-    if grid == wanted:
+    if grid == new_grid:
         return table
     cls, patches = table[:, :1], table[:, 1:]
     image = rearrange(patches, "one (h w) d_model -> one d_model h w", h=grid[0])
-    scale = ((wanted[0] + 0.1) / grid[0], (wanted[1] + 0.1) / grid[1])
+    scale = ((new_grid[0] + 0.1) / grid[0], (new_grid[1] + 0.1) / grid[1])
     image = F.interpolate(image, scale_factor=scale, mode="bicubic")
     return cat_tokens(cls, rearrange(image, "one d_model h w -> one (h w) d_model"))
 

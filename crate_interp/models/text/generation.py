@@ -39,7 +39,7 @@ class Options:
         if self.top_k is not None:
             checks.count("top_k", self.top_k)
         if self.top_p is not None and (not checks.is_number(self.top_p) or not 0 < self.top_p <= 1):
-            raise ValueError(f"top_p={checks.shown(self.top_p)}: give a share in (0, 1], or None.")
+            raise ValueError(f"top_p={checks.quote(self.top_p)}: give a share in (0, 1], or None.")
         if self.top_k is not None and self.top_p is not None:
             raise ValueError("top_k and top_p both limit the choice of a token: give only one.")
         check_side(self.padding_side)

@@ -63,7 +63,7 @@ def check_labels(
     whole = tensor and not labels.is_floating_point() and labels.dtype != torch.bool
     if not whole or labels.shape != shape:
         raise ValueError(
-            f"labels={checks.shown(labels)}: give a tensor of whole numbers of shape "
+            f"labels={checks.quote(labels)}: give a tensor of whole numbers of shape "
             f"{list(shape)}, {what} or -100, not shifted."
         )
     numbers = labels[labels != IGNORED] if readable(labels) else labels[:0]

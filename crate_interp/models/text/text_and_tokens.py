@@ -55,7 +55,7 @@ class TextMixin:
         split_special_tokens=False)` turns them into special tokens.
         """
         try:
-            return self._held()
+            return self._find_tokenizer()
         except NoTokenizerError:
             return None
 
@@ -63,14 +63,14 @@ class TextMixin:
     def tokenizer(self, tokenizer: object) -> None:
         self.__dict__[_HELD] = tokenizer
 
-    def _held(self) -> Any:
+    def _find_tokenizer(self) -> Any:
         if _HELD not in self.__dict__ and self.fetch_tokenizer is not None:
             self.__dict__[_HELD] = self.fetch_tokenizer()
         return self.__dict__.get(_HELD)
 
     def _tokenizer(self) -> Any:
         """Returns the tokenizer; raises ValueError, with the reason, if there is none."""
-        held = self._held()
+        held = self._find_tokenizer()
         if held is None:
             last = self.cfg.d_vocab - 1
             raise TextError(

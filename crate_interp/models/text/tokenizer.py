@@ -68,13 +68,13 @@ def token_name(tokenizer: object, index: int) -> str:
     return text if None in values else _named_bytes(bytes(values))
 
 
-def _named_bytes(held: bytes) -> str:
+def _named_bytes(content: bytes) -> str:
     """Returns bytes as text; bytes that form no UTF-8 character show as <E6>."""
     try:
-        return held.decode()
+        return content.decode()
     except UnicodeDecodeError as error:
-        names = "".join(f"<{byte:02X}>" for byte in held[error.start : error.end])
-        return held[: error.start].decode() + names + _named_bytes(held[error.end :])
+        names = "".join(f"<{byte:02X}>" for byte in content[error.start : error.end])
+        return content[: error.start].decode() + names + _named_bytes(content[error.end :])
 
 
 @cache
