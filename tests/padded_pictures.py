@@ -36,17 +36,3 @@ def folder(root, suffix=".png", count=COUNT):
         (root / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
         draw(root / "ab"[number % 2] / f"{number:02}{suffix}", number)
     return root
-
-
-def voc(root, count=7):
-    for name in ("JPEGImages", "SegmentationClass"):
-        (root / name).mkdir(parents=True)
-    for number in range(count):
-        draw(root / "JPEGImages" / f"{number:02}.bmp", number)
-        mask(root / "SegmentationClass" / f"{number:02}.bmp", number)
-    return root
-
-
-def mask(path, seed):
-    drawn = np.random.default_rng(seed).integers(0, 2, (6, 20)).astype(np.uint8)
-    Image.fromarray(drawn).save(path)

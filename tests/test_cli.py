@@ -52,16 +52,6 @@ DONE = {
     "explore {m} {e} --sample 3 --circuit c.json": ["sample 3 of embedded:fashion"],
     "explore crate-tiny-lm --text 'A girl drew a house'": ["crate-tiny-lm: A girl drew a house. "],
     "explore {m} {e} --size 56": ["sample 0 of embedded:fashion"],
-}  # fmt: skip
-SLOW = {
-    "audit {m} {d} --untrained 1": ["objective falls", "out/audit.html", "? can't tell"],
-    "concentration {m} {d} --untrained 0 --rotations 2 --k 4 --k 2": [
-        "swapping 2 of 6,400", "out/concentration.html", "native",
-    ],
-    "ablate {m} {d} --how zero --head L0H0 --head l4h1": ["guessing: 2.3", "L0H0", "L4H1", "of 24"],
-    "compare {m} {m}@step-10 {d} --untrained 1 --probes sparsity": [
-        "crate-tiny-fashion@step-10", "sparsity.zero_fraction", "hold", "out/compare.html",
-    ],
     "compare swept swept --out other": ["swept (a) against swept (b)"],
     "compare swept,swept swept,swept --out other": ["swept and 1 more", "every difference is 0"],
 }  # fmt: skip
@@ -142,11 +132,8 @@ def words_of(line):
     return shlex.split(line)
 
 
-SLOW_LINES = [pytest.param(line, marks=pytest.mark.slow) for line in SLOW]
-
-
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("line", [*DONE, *SLOW_LINES])
+@pytest.mark.parametrize("line", DONE)
 def test_what_a_command_prints(line, tmp_path, monkeypatch):
     for path in os.listdir():
         (tmp_path / path).symlink_to(os.path.abspath(path))
@@ -154,7 +141,7 @@ def test_what_a_command_prints(line, tmp_path, monkeypatch):
     done = run(*words_of(line))
     assert done.returncode == 0, done.stderr
     printed = " ".join(done.stdout.split())
-    for words in (DONE | SLOW)[line]:
+    for words in DONE[line]:
         assert " ".join(words.split()) in printed, done.stdout
 
 

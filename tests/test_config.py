@@ -13,7 +13,7 @@ import torch
 
 import crate_interp as ci
 from command import run
-from conftest import make, refuses
+from conftest import make
 from crate_interp.config import FAMILIES
 from crate_interp.config.families import UNTESTABLE
 from crate_interp.config.fields import FIELDS
@@ -225,25 +225,3 @@ def test_json_of_the_embedded_models_is_read_and_written_alike():
         assert json.dumps({name: written[name] for name in written if name in stored}) == (
             json.dumps(stored)
         )
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (dict(family="crat"), "family='crat' is none of crate, crate-alpha, .* Did you mean crate"),
-        (dict(n_heads=3), "n_heads=3 must divide d_model=32: change it, or give d_head"),
-        (dict(n_layers=0), "n_layers=0: give a whole number of at least 1"),
-        (
-            dict(image_size=30),
-            r"image_size=\(30, 30\), patch_size=\(16, 16\): .* must be multiples",
-        ),
-        (dict(patch_size="16"), "patch_size='16': give an int, or"),
-        (dict(d_mlp=64), "d_mlp=64: the dictionary is square"),
-        (dict(mean=(0.1,)), "mean and std go together"),
-        (dict(mean=[51.0] * 3, std=[9.0] * 3), "divide both by 255"),
-        (dict(labels=("a",)), "1 labels for n_classes=1000"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_values_that_cannot_be_used(change, message):
-    refuses(message, lambda: ci.CrateConfig(**BASE | change))

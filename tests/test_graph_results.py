@@ -189,22 +189,6 @@ def test_a_loaded_graph_steers_if_it_is_given_the_model(graph, tmp_path):
     refuses("graphs do not merge", lambda: graph.merge(loaded))
 
 
-BAD = {
-    "two samples": (dict(inputs=IMAGE.double().repeat(2, 1, 1, 1)), "give one sample"),
-    "another size": (dict(inputs=IMAGE[..., :10].double()), "image"),
-    "no such class": (dict(target=99), "target=99"),
-    "a name": (dict(target="shoe"), "no class 'shoe'"),
-    "no number": (dict(most="all"), "most"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input(case, unchecked):
-    settings, words = BAD[case]
-    inputs = settings.pop("inputs", IMAGE.double())
-    refuses(words, lambda: ci.graph(network("crate")[0], inputs, **settings))
-
-
 def test_it_runs_without_gradients_and_refuses_half_precision():
     model, sample = network("crate")
     with torch.no_grad():

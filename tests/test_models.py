@@ -203,29 +203,6 @@ def test_an_edit_of_the_position_embedding_stays_in_its_image(model, images):
     assert torch.equal(model.pos_embed, weights)
 
 
-def test_gated_points(model, images):
-    name = "blocks.0.attn.hook_result"
-    with pytest.raises(KeyError, match="fires only after model.set_use_attn_result"):
-        model.run_with_cache(images, names_filter=name)
-    plain_out = model(images)
-    model.set_use_attn_result(True)
-    out, cache = model.run_with_cache(images)
-    torch.testing.assert_close(out, plain_out, atol=1e-5, rtol=1e-5)
-    heads = torch.einsum("bnhp,hpd->bnhd", cache["z", 0], model.blocks[0].attn.W_O)
-    torch.testing.assert_close(cache[name], heads, atol=1e-5, rtol=1e-5)
-    model.set_use_attn_result(False)
-    model.set_use_split_qkv_input(True)
-    out, cache = model.run_with_cache(images)
-    torch.testing.assert_close(out, plain_out, atol=1e-5, rtol=1e-5)
-    assert cache["blocks.0.attn.hook_q_input"].shape == (BATCH, POS, HEADS, D_MODEL)
-    zero = lambda tensor, hook: torch.zeros_like(tensor)  # noqa: E731
-    with model.hooks(fwd_hooks=[("blocks.0.attn.hook_k_input", zero)]):
-        _, after = model.run_with_cache(images)
-    assert torch.equal(after["q", 0], cache["q", 0]) and not torch.equal(
-        after["k", 0], cache["k", 0]
-    )
-
-
 @pytest.mark.parametrize("family", ["crate", "crate-alpha"])
 def test_other_image_sizes(family, images):
     model = make(family, interpolate_pos=True)

@@ -6,14 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 from transformer_lens import patching
-from transformer_lens.head_detector import detect_head
-from transformer_lens.tools.analysis.attribution_patching import attribution_patch
-from transformer_lens.tools.analysis.direct_logit_attribution import direct_logit_attribution
 
 import transformerlens_sdist as sdist
 import transformerlens_suite as suite
-from conftest import HEADS, LAYERS, LMS, make_lm
-from crate_interp.models.compat.hook_aliases import RefusedError
+from conftest import LMS, make_lm
 from selection import few
 
 POS, RIGHT, WRONG = 7, 3, 9
@@ -113,84 +109,6 @@ def test_direct_paths(lm, clean, corrupt):
         direct = metric(lm.run_with_hooks(corrupt, fwd_hooks=[("blocks.2.attn.hook_v_input", add)]))
         lm.set_use_split_qkv_input(False)
     torch.testing.assert_close(table[2, head], direct, atol=1e-5, rtol=1e-4)
-
-
-class Letters:
-    """Single letters as tokens."""
-
-    bos = 0
-
-    def encode(self, text):
-        return [ord(letter) - 96 for letter in text]
-
-    def decode(self, ids):
-        return "".join(chr(96 + index) for index in ids)
-
-
-def test_head_detector(lm):
-    lm.tokenizer = Letters()
-    text = "abcabcabca"
-    scores = detect_head(lm, text, "previous_token_head")
-    tokens = lm.to_tokens(text)
-    with torch.no_grad():
-        _, cache = lm.run_with_cache(tokens)
-    for layer in range(LAYERS):
-        pattern = cache["pattern", layer][0]
-        for head in range(HEADS):
-            # the share of all attention that lies on the token before, as the tool counts it
-            share = pattern[head].diagonal(-1).sum() / pattern[head].sum()
-            torch.testing.assert_close(scores[layer, head], share, atol=1e-3, rtol=0)
-
-
-def test_direct_logit_attribution(lm, clean):
-    """Components times the unembedding direction sum to the logit less its constant."""
-    with torch.no_grad():
-        logits, cache = lm.run_with_cache(clean)
-        answers = torch.tensor([RIGHT, WRONG])
-        if lm.cfg.family in ("crate-lm", "nanochat-crate"):
-            with pytest.raises(RefusedError, match="do not add up to a logit"):
-                direct_logit_attribution(lm, clean, answer_tokens=answers, unit="component")
-            return
-        found = direct_logit_attribution(
-            lm, clean, answer_tokens=answers, unit="component", cache=cache
-        )
-        parts, labels = cache.decompose_resid(return_labels=True, pos_slice=-1)
-        directions = lm.tokens_to_residual_directions(answers)
-        final, scale = lm.ln_final, cache["ln_final.hook_scale"][:, -1]
-        centred = parts - parts.mean(dim=-1, keepdim=True)
-        direct = (centred / scale * directions).sum(dim=-1)
-        torch.testing.assert_close(found.attribution, direct, atol=1e-4, rtol=1e-4)
-        constant = 0 if getattr(final, "bias", None) is None else (final.bias @ lm.W_U)[answers]
-        picked = logits[[0, 1], -1, answers] - constant
-        torch.testing.assert_close(direct.sum(dim=0), picked, atol=1e-4, rtol=1e-4)
-    assert len(labels) == len(direct)
-
-
-def test_attribution_patching(lm, clean, corrupt):
-    """(clean - corrupt) times the gradient of the metric on the corrupt run, summed."""
-    measure = lambda logits: logits[0, -1, RIGHT] - logits[0, -1, WRONG]  # noqa: E731
-    found = attribution_patch(lm, clean[:1], corrupt[:1], measure)
-    with torch.no_grad():
-        _, cache = lm.run_with_cache(clean[:1])
-    kept = {}
-
-    def keep(value, hook):
-        value = value.detach().clone().requires_grad_() if not value.requires_grad else value
-        value.retain_grad()
-        kept[hook.name] = value
-        return value
-
-    names = [f"blocks.{layer}.hook_mlp_out" for layer in range(LAYERS)]
-    measure(lm.run_with_hooks(corrupt[:1], fwd_hooks=[(name, keep) for name in names])).backward()
-    for layer, name in enumerate(names):
-        direct = ((cache[name] - kept[name].detach()) * kept[name].grad).sum(dim=-1)[0]
-        scores = {
-            node.position: value
-            for node, value in found.node_scores.items()
-            if (node.kind, node.layer) == ("mlp_out", layer)
-        }
-        ours = torch.tensor([float(scores[pos]) for pos in range(POS)])
-        torch.testing.assert_close(ours, direct, atol=1e-4, rtol=1e-3)
 
 
 HERE = Path(__file__).parent
