@@ -25,6 +25,7 @@ from crate_interp.questions import forecast
 from crate_interp.reports import run as reports
 from published import GIVEN, published
 from reference import published_layout
+from selection import few
 
 NAMES = {"m": "crate-tiny-fashion", "e": "--data embedded:fashion --out out"}
 NAMES["d"] = f"{NAMES['e']} --limit 4 --quiet"
@@ -293,11 +294,20 @@ def test_long_work_says_after_its_first_chunk_what_is_left(pictures, tmp_path, m
 
 
 STAGES = {"ablate": 2, "concentration": 7, "atlas": 2, "audit": 11, "segment": 7}  # others: one
-VERBS = ("report", "sweep", "compare", "atoms", "atlas", "ablate", "segment")
-LONG = [pytest.param(verb, marks=pytest.mark.slow) for verb in ("audit", "concentration")]
+DRY = (
+    "report",
+    "sweep",
+    "ablate",
+    "segment",
+    "compare",
+    "atoms",
+    "atlas",
+    "audit",
+    "concentration",
+)
 
 
-@pytest.mark.parametrize("verb", [*VERBS, *LONG])
+@pytest.mark.parametrize("verb", few(DRY + LATER, len(DRY)))
 def test_a_dry_run_measures_a_chunk_of_each_stage_and_writes_nothing(verb, tmp_path):
     out, model = tmp_path / "out", "crate-tiny-pictures"
     words = [verb, model, *([model] if verb == "compare" else [])]
