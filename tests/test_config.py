@@ -4,13 +4,17 @@ import copy
 import dataclasses
 import json
 import pickle
+import pkgutil
 import re
 import shlex
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
 
+import crate_interp
 import crate_interp as ci
 from command import run
 from conftest import make
@@ -18,10 +22,24 @@ from crate_interp.config import FAMILIES
 from crate_interp.config.families import UNTESTABLE
 from crate_interp.config.fields import FIELDS
 from crate_interp.models.weight_cache import model_digest
+from crate_interp.results.result import Result
 from crate_interp.results.result_files import near_chance
 from published import GIVEN, SIZES, published
 from reference import published_layout
-from result_kinds import result_kinds
+
+
+@cache
+def result_kinds():
+    """Returns the class of each kind of result, by the name of the kind."""
+    modules = [
+        import_module(module.name)
+        for module in pkgutil.walk_packages(crate_interp.__path__, "crate_interp.")
+        if not module.name.endswith("__main__")
+    ]
+    values = [value for module in modules for value in vars(module).values()]
+    classes = [one for one in values if isinstance(one, type) and issubclass(one, Result)]
+    return {one.KIND: one for one in classes if one.KIND}
+
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 NORMS, PICTURES = ("ln_eps", "ln_final_eps"), ("mean", "std", "resize", "crop")

@@ -8,6 +8,7 @@ import torch
 
 import crate_interp as ci
 from conftest import BATCH, LAYERS, make, make_lm, refuses
+from crate_interp.measures.cuts import normalised_cut
 from test_graph_results import IMAGE, TOKENS, network
 
 
@@ -48,6 +49,23 @@ MISTAKES = {
     "ci.measures.coding_rate(torch.ones(3, 5), 0)": "give a number above 0",
     "ci.measures.projection_energy(torch.ones(3, 5), torch.ones(5, 2))": "got shape [5, 2]",
     "ci.measures.maskcut(torch.ones(6, 5), (2, 4))": "grid=(2, 4) does not fit 6 tokens",
+    "ci.measures.coding_rate(torch.ones(3, 5), torch.nan)": "give a number above 0",
+    "ci.measures.official_coding_rate(torch.ones(2, 3, 5), 0.0)": "eps_squared=0.0: give a number",
+    "ci.measures.zero_fraction(torch.ones(0, 5))": "there is no code to measure",
+    "ci.measures.zero_fraction(torch.ones(3, 5), tol=-1.0)": "tol=-1.0: give a number of at least 0",
+    "ci.measures.hoyer(torch.ones(3, 1))": "at least 2 entries, got 1",
+    "ci.measures.attention_entropy(torch.ones(5, 0))": "there is no attention to measure",
+    "ci.measures.top_mass(torch.full((3, 5), 0.2), 6)": "k=6: give a number from 1 to 5",
+    "ci.measures.output_map_cosine(torch.ones(3, 9, 5), torch.ones(3, 9, 5))": "does not fit u",
+    "ci.measures.maskcut(torch.ones(6, 5), (2, 3), 0)": "n_masks=0: give a whole number",
+    "ci.measures.maskcut(torch.ones(6, 5), (2, 3), 1, torch.nan)": "tau=nan: give a finite number",
+    "ci.measures.maskcut(torch.ones(6, 5), (2, 3), 1, 0.1, 'dot')": "'dot' is none of cosine, inner",
+    "ci.measures.maskcut(torch.ones(6, 5), (2, 3), 1, -0.1, 'inner')": "of at least 0",
+    "ci.measures.maskcut(torch.ones(6, 5) * torch.nan, (2, 3))": "features hold NaN or Inf",
+    "normalised_cut(torch.ones(3, 4))": "is [pos, pos] with pos > 1, got [3, 4]",
+    "normalised_cut(torch.tensor([[1.0, 2.0], [3.0, 1.0]]))": "symmetric",
+    "normalised_cut(torch.tensor([[1.0, torch.nan], [torch.nan, 1.0]]))": "finite",
+    "normalised_cut(torch.diag(torch.tensor([1.0, 0.0])))": "token 1 has weight 0",
     "ci.load(None)": "cannot load None: give a file",
     "ci.sweep('crate-tiny-fashion', 'embedded:fashion')": "cannot measure str",
     "ci.viz.layers(result, 'sparsity.l2')": "no statistic 'sparsity.l2'. Did you mean sparsity.l1",
@@ -125,7 +143,8 @@ def names():
     result = ci.sweep(tiny, "embedded:fashion", probes="sparsity", limit=2, progress=False)
     images = tiny.preprocess(ci.data.embedded("fashion")[:2]["image"])
     return dict(
-        ci=ci, torch=torch, base=base, tiny=tiny, lm=lm, result=result, images=images,
+        ci=ci, torch=torch, normalised_cut=normalised_cut, base=base, tiny=tiny, lm=lm,
+        result=result, images=images,
         cache=tiny.run_with_cache(images)[1], tokens=torch.arange(14).view(2, 7),
         probe=lambda **over: one_number(print, **over),
     )  # fmt: skip

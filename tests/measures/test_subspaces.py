@@ -105,13 +105,6 @@ def test_output_map_cosine_by_hand():
     assert many.std().item() == pytest.approx(55**-0.5, rel=0.05)
 
 
-@pytest.mark.usefixtures("unchecked")
-def test_output_maps_of_another_shape():
-    u = draw(14, 3, 11, 5)
-    with pytest.raises(ValueError, match=r"w_o \[3, 11, 5\] does not fit u"):
-        output_map_cosine(u, u)
-
-
 @given(st.integers(0, 2**31))
 def test_scale_free_measures_ignore_scale_and_rotation(seed):
     d, w_o, u = draw(seed, 7, 13), draw(seed + 1, 2, 5, 11), draw(seed + 2, 2, 11, 5)
