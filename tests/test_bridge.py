@@ -7,16 +7,7 @@ import torch
 from transformer_lens.model_bridge import TransformerBridge
 
 import crate_interp as ci
-from bridged import (
-    EVERY,
-    FEW,
-    FEW_TEXT,
-    VISION,
-    input_of,
-    metric,
-    model_of,
-    pair,
-)
+from bridged import EVERY, FEW, FEW_TEXT, VISION, input_of, metric, model_of, pair
 from command import python
 from conftest import LAYERS, refuses
 from crate_interp.bridge.adapter import ARCHITECTURES, CrateAdapter
@@ -122,19 +113,6 @@ def test_stop_and_start_at_a_layer(name):
         refuses("x0_lambdas", lambda: bridge(stream, start_at_layer=0))
     else:
         assert torch.equal(bridge(stream, start_at_layer=1), model(stream, start_at_layer=1))
-
-
-@pytest.mark.parametrize("name", FEW)
-def test_it_follows_to_other_dtypes(name):
-    model, bridge, x = pair(name)
-    model.double()
-    wide = x.double() if name in VISION else x
-    wanted = model(wide)
-    other = pair(name)[1].double()
-    for moved in (ci.to_bridge(model), bridge.to(torch.float64, print_details=False), other):
-        assert moved(wide).dtype == torch.float64
-        assert (moved(wide) - wanted).abs().max() < 1e-10
-        assert moved.original_model.cfg.dtype == torch.float64
 
 
 @pytest.mark.parametrize("name", FEW_TEXT)

@@ -319,10 +319,7 @@ def test_the_largest_and_random_codes_beside_a_graph(name):
 def test_k_codes_at_any_token_by_attribution_and_by_size():
     case = explained("crate-lm")
     row = sufficiency(case, seed=0).set_index("k").loc[3]
-    sizes = {
-        "logit": [case.attribution(n) for n in range(len(case.codes))],
-        "largest": case.codes,
-    }
+    sizes = {"logit": [case.attribution(n) for n in range(len(case.codes))], "largest": case.codes}
     for column, each in sizes.items():
         best = [np.argsort(-own.abs().flatten().numpy())[:3] for own in each]
         assert row[column] == pytest.approx(by_hand(case, as_places(case, best)), abs=1e-9)

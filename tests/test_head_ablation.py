@@ -12,13 +12,7 @@ import crate_interp as ci
 from answering import ready
 from conftest import CLASSES, HEADS, LAYERS, leftover_hooks, make, make_lm, refuses
 from crate_hooks import edit
-from crate_interp.circuits import (
-    Circuit,
-    Edge,
-    evaluate,
-    head_scores,
-    repeat_targets,
-)
+from crate_interp.circuits import Circuit, Edge, evaluate, head_scores, repeat_targets
 from crate_interp.data import open_data
 from crate_interp.questions.edited_runs import may_share
 from crate_interp.stats.bootstrap import studentised

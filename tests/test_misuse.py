@@ -59,7 +59,7 @@ MISTAKES = {
     "ci.measures.output_map_cosine(torch.ones(3, 9, 5), torch.ones(3, 9, 5))": "does not fit u",
     "ci.measures.maskcut(torch.ones(6, 5), (2, 3), 0)": "n_masks=0: give a whole number",
     "ci.measures.maskcut(torch.ones(6, 5), (2, 3), 1, torch.nan)": "tau=nan: give a finite number",
-    "ci.measures.maskcut(torch.ones(6, 5), (2, 3), 1, 0.1, 'dot')": "'dot' is none of cosine, inner",
+    "ci.measures.maskcut(torch.ones(6, 5), (2, 3), 1, 0.1, 'dot')": "'dot' is none of cosine",
     "ci.measures.maskcut(torch.ones(6, 5), (2, 3), 1, -0.1, 'inner')": "of at least 0",
     "ci.measures.maskcut(torch.ones(6, 5) * torch.nan, (2, 3))": "features hold NaN or Inf",
     "normalised_cut(torch.ones(3, 4))": "is [pos, pos] with pos > 1, got [3, 4]",

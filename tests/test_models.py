@@ -5,17 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import crate_interp as ci
-from conftest import (
-    BATCH,
-    CLASSES,
-    D_HEAD,
-    D_MODEL,
-    HEADS,
-    LMS,
-    leftover_hooks,
-    make,
-    make_lm,
-)
+from conftest import BATCH, CLASSES, D_HEAD, D_MODEL, HEADS, LMS, leftover_hooks, make, make_lm
 from crate_interp.models.layers.embed import interpolate_positions
 from reference import forward, published_layout
 from test_whitebox_family import MEMBERS, member
