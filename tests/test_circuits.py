@@ -148,13 +148,11 @@ def planted():
             block.mlp.D.copy_(torch.eye(67))
             block.attn.out_proj.bias.zero_()
         model.blocks[0].attn.u_proj.weight.copy_(spans[:5].reshape(15, 67))
-        model.blocks[0].attn.out_proj.weight.copy_(
-            0.2 * spans[5:10].reshape(15, 67).T
-        )  # little beside the stream
+        # little beside the stream
+        model.blocks[0].attn.out_proj.weight.copy_(0.2 * spans[5:10].reshape(15, 67).T)
         reading = spans[10:15].clone()
-        reading[1] = torch.stack(
-            [spans[7][0], spans[9][1], (spans[7][1] + spans[9][2]) / 2**0.5]
-        )  # what heads 2 and 4 write
+        # what heads 2 and 4 write
+        reading[1] = torch.stack([spans[7][0], spans[9][1], (spans[7][1] + spans[9][2]) / 2**0.5])
         model.blocks[1].attn.u_proj.weight.copy_(reading.reshape(15, 67))
         model.blocks[1].attn.out_proj.weight.copy_(spans[15:20].reshape(15, 67).T)
         model.ln_final.weight.fill_(1.0), model.ln_final.bias.zero_()

@@ -232,9 +232,8 @@ def test_sparse_autoencoder():
     lm = ci.load(FIXTURES / "crate_lm_overcomplete" / "ckpt-crate-12l-overparam-600000.pt")
     with torch.no_grad():
         _, cache = lm.run_with_cache(recorded("crate_lm_overcomplete")["tokens"])
-    same(
-        cache[sae.cfg.hook_name].flatten(0, 1), tensors["x"], "x"
-    )  # it reads the model's own hook point
+    # it reads the model's own hook point
+    same(cache[sae.cfg.hook_name].flatten(0, 1), tensors["x"], "x")
 
 
 CASES = {
@@ -301,13 +300,11 @@ def test_official_numbers():
         rate = table[table["layer"] == layer]["compression.official_rate"]
         zeros = table[table["layer"] == layer]["sparsity.zero_fraction"]
         assert rate.mean() == pytest.approx(meta["official_coding_rate"]["mean"][layer], rel=1e-4)
-        assert rate.std() == pytest.approx(
-            meta["official_coding_rate"]["std"][layer], rel=1e-4
-        )  # unbiased, as there
+        # unbiased, as there
+        assert rate.std() == pytest.approx(meta["official_coding_rate"]["std"][layer], rel=1e-4)
         assert zeros.mean() == pytest.approx(meta["official_sparsity"]["mean"][layer], rel=1e-4)
-        assert zeros.std(ddof=0) == pytest.approx(
-            meta["official_sparsity"]["std"][layer], rel=1e-4
-        )  # population
+        # population
+        assert zeros.std(ddof=0) == pytest.approx(meta["official_sparsity"]["std"][layer], rel=1e-4)
         assert rate.mean() == pytest.approx(
             float(recorded["official_coding_rate_mean"][layer]), rel=1e-4
         )

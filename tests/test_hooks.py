@@ -167,9 +167,8 @@ def test_the_catalogue_is_the_model(name):
             holder, there = (
                 (cache.decoder, full.removeprefix("decoder_")) if decoder else (cache, full)
             )
-            assert holder[eval(short, {"l": 1})] is holder[there], (
-                short
-            )  # the catalogue's own words
+            # the catalogue's own words
+            assert holder[eval(short, {"l": 1})] is holder[there], short
     other = re.compile(r"(decoder_|cls_)?blocks\.[02]\.")
     live = {point for point in model.hook_dict if not other.match(point)}
     assert listed == live

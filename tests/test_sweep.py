@@ -62,9 +62,8 @@ def test_a_sweep_equals_full_caches_number_for_number(model, data, result):
     pd.testing.assert_frame_equal(swept, cached, check_exact=True)
     (whole,) = caches(model, data, N)
     at_once = ci.probe(whole)
-    pd.testing.assert_frame_equal(
-        result.heads(), at_once.heads(), rtol=2e-5, atol=1e-7
-    )  # other batches, other bits
+    # other batches, other bits
+    pd.testing.assert_frame_equal(result.heads(), at_once.heads(), rtol=2e-5, atol=1e-7)
     pd.testing.assert_frame_equal(result.layers(), at_once.layers(), rtol=2e-5, atol=1e-6)
 
 

@@ -142,9 +142,8 @@ def test_a_part_of_the_foreground_that_is_apart_is_left_out():
     picture = torch.zeros(5, 9, dtype=torch.long)
     picture[1:4, 1:3], picture[1:4, 5:8] = 1, 1
     picture[4, 3] = 1  # touches the first at a corner alone
-    mask = maskcut(one_hot(picture.flatten().tolist()), (5, 9), 1)[
-        0
-    ]  # all entries are equal: the first is the seed
+    # all entries are equal: the first is the seed
+    mask = maskcut(one_hot(picture.flatten().tolist()), (5, 9), 1)[0]
     assert show(mask) == [".........", ".##......", ".##......", ".##......", "........."]
 
 
@@ -177,10 +176,8 @@ def test_the_smallest_grids():
     alike, apart = torch.ones(2, 3), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     for grid in ((1, 2), (2, 1)):
         assert not maskcut(alike, grid).any()
-        assert maskcut(apart, grid, 1).flatten().tolist() == [
-            True,
-            False,
-        ]  # of equal entries the first is largest
+        # of equal entries the first is largest
+        assert maskcut(apart, grid, 1).flatten().tolist() == [True, False]
     assert not maskcut(torch.ones(4, 0), (2, 2)).any()
     assert maskcut(torch.ones(0, 4, 3), (2, 2)).shape == (0, 3, 2, 2)
 
@@ -191,9 +188,8 @@ def test_the_smallest_grids():
 def test_inner_products_cut_blocks_that_are_joined():
     tokens = torch.tensor([[1.0, 0.2]] * 12 + [[0.2, 1.0]] * 9, dtype=torch.float64)
     assert show(maskcut(tokens, (7, 3), 1, affinity="inner")[0]) == ["..."] * 4 + ["###"] * 3
-    assert not maskcut(
-        tokens, (7, 3), 1, tau=2.0, affinity="inner"
-    ).any()  # nothing is left of the graph
+    # nothing is left of the graph
+    assert not maskcut(tokens, (7, 3), 1, tau=2.0, affinity="inner").any()
 
 
 def test_tokens_without_weight_are_background_and_left_out():
@@ -220,16 +216,12 @@ def test_the_threshold_of_inner_products_is_inclusive_and_scales():
     tokens = torch.tensor(
         [[2.0, 0.0]] * 4 + [[0.0, 1.0]] * 3 + [[0.5, 1.0]] * 2, dtype=torch.float64
     )
-    whole = maskcut(
-        tokens, (3, 3), tau=1.0, affinity="inner"
-    )  # <f_0, f_7> = <f_4, f_7> = 1 join the graph
+    # <f_0, f_7> = <f_4, f_7> = 1 join the graph
+    whole = maskcut(tokens, (3, 3), tau=1.0, affinity="inner")
     assert show(whole[0]) == ["...", ".##", "###"]
     apart = maskcut(tokens, (3, 3), tau=1.01, affinity="inner")
-    assert show(apart[0]) == [
-        "...",
-        "...",
-        ".##",
-    ]  # pieces of 4 and of 2, three tokens are left out
+    # pieces of 4 and of 2, three tokens are left out
+    assert show(apart[0]) == ["...", "...", ".##"]
     for scale in (1e-150, 1e-3, 1e120):
         assert torch.equal(
             maskcut(scale * tokens, (3, 3), tau=scale * scale, affinity="inner"), whole

@@ -51,9 +51,8 @@ def test_limits_of_epsilon():
     small = 5 * math.log(1 / 1e-6) + 0.5 * torch.log(5 * eigenvalues / 17).sum().item()
     assert coding_rate(z, 1e-6).item() == pytest.approx(small, rel=1e-9)
     large = 5 * z.square().sum().item() / (2 * 17 * 1e6**2)
-    assert coding_rate(z, 1e6).item() == pytest.approx(
-        large, rel=1e-3
-    )  # 1e-12 on top of 1: what float64 can hold
+    # 1e-12 on top of 1: what float64 can hold
+    assert coding_rate(z, 1e6).item() == pytest.approx(large, rel=1e-3)
 
 
 def test_official_extremes_and_equivalence():
