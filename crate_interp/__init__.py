@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from crate_interp.bridge.hooked_to_bridge import to_bridge
     from crate_interp.checkpoints.hub import list_models
     from crate_interp.checkpoints.load import convert, load
-    from crate_interp.circuits.atlases.atlas_run import Atlas, atlas
+    from crate_interp.circuits.atlas_run import Atlas, atlas
     from crate_interp.circuits.graphs.result import AttributionGraph
     from crate_interp.circuits.graphs.run import graph
     from crate_interp.circuits.head_ablation import HeadAblation, ablate_heads
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from crate_interp.models.sae import SparseAutoencoder
     from crate_interp.models.vision import HookedCrate
     from crate_interp.probes import Probe
-    from crate_interp.reports.run import report
+    from crate_interp.reports import report
     from crate_interp.segmentation.result import SegmentResult
     from crate_interp.segmentation.run import segment
     from crate_interp.surgeries.result import SurgeryResult

@@ -52,7 +52,7 @@ from training import (
 
 import crate_interp as ci
 from crate_interp import CrateConfig, HookedCrate
-from crate_interp.data.cutouts import paste, random_square
+from crate_interp.data.object_masks import paste, random_square
 
 SHIPPED = Path(__file__).parent / "weights" / "crate-tiny-cutouts"  # with its test composites
 SAVED_STEPS = (0, 30, 200, 1500)  # log-spaced; the last step is the model itself

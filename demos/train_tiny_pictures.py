@@ -39,7 +39,7 @@ from train_tiny_cutouts import png, tint
 from training import resumed, save_step, save_training, size_of, stopped
 
 from crate_interp import CrateConfig, HookedCrate
-from crate_interp.data.cutouts import paste, random_square
+from crate_interp.data.object_masks import paste, random_square
 
 SIZE, PATCH, BATCH, SEED, DECAY = 64, 4, 64, 0, 0.05
 GRID = SIZE // PATCH

@@ -12,11 +12,11 @@ from browser import driven, looked_over, low_contrast, opened, overflow  # noqa:
 from comparing import made, numbers
 from conftest import HEADS, LAYERS, make
 from crate_interp.audits.claims import CLAIMS
-from crate_interp.circuits.atlases.excerpts import excerpts
+from crate_interp.circuits.excerpts import excerpts
 from crate_interp.questions.batches import samples_of
 from crate_interp.stats.verdicts import SHOWN
 from crate_interp.sweeps.findings import along_layers, at_attention, finding, strip
-from crate_interp.viz.pages.atom_pages import CARDS
+from crate_interp.viz.atom_pages import CARDS
 from texts import Page
 
 N, DEPTH, R = 23, 4, "compression.rate_pre"

@@ -13,7 +13,7 @@ from browser import driven, looked_over, opened  # noqa: F401
 from conftest import LAYERS, make, make_lm
 from crate_interp.data import Samples, part
 from crate_interp.questions.answers import loss_on
-from crate_interp.viz.pages.atom_pages import SHOWN
+from crate_interp.viz.atom_pages import SHOWN
 from selection import few
 
 LOOK = dict(

@@ -13,8 +13,8 @@ from scipy.stats import rankdata
 import crate_interp as ci
 from conftest import make
 from crate_hooks import full_name
+from crate_interp.circuits.excerpts import of_patches, of_samples, of_tokens
 from crate_interp.circuits.graphs.atom_names import auc
-from crate_interp.circuits.graphs.concepts import of_patches, of_samples, of_tokens
 from crate_interp.sweeps import atom_sums
 
 N = 7

@@ -36,8 +36,8 @@ LEVELS = [
 # a circuit asks for its drawing
 LOOKS_BACK = {
     ("models/saving.py", "from_pretrained", "crate_interp.checkpoints.load"),
-    ("circuits/circuit.py", "svg", "crate_interp.viz.figures.circuit_figures"),
-    ("circuits/circuit.py", "svg", "crate_interp.viz.pages.page"),
+    ("circuits/circuit.py", "svg", "crate_interp.viz.circuit_figures"),
+    ("circuits/circuit.py", "svg", "crate_interp.viz.page"),
 }
 FREE_OF_TRANSFORMERLENS = set().union(*LEVELS[:3], {"data"})
 MOST_FILES = 20  # of a folder

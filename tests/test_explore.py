@@ -11,7 +11,7 @@ import torch
 
 import crate_interp as ci
 from conftest import BATCH, HEADS, LAYERS, make, make_lm
-from crate_interp.viz.explorer.packing import LIMIT
+from crate_interp.viz.packing import LIMIT
 
 FAMILIES = ("crate-lm", "nanochat-crate", "gpt-baseline")
 

@@ -45,7 +45,7 @@ def close(found, wanted):
 
 @pytest.mark.parametrize("family", ["crate", "crate-alpha", "tost", "aot"])
 def test_each_part_is_off_in_a_run_of_its_own(family, monkeypatch):
-    monkeypatch.setattr("crate_interp.circuits.switching_off._BATCH", 5)
+    monkeypatch.setattr("crate_interp.circuits.head_ablation._BATCH", 5)
     model = make(family, stem="linear") if family == "tost" else make(family)
     images = torch.randn(2, 3, 6, 20, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():

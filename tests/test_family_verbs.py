@@ -5,7 +5,7 @@ import torch
 
 import crate_interp as ci
 from conftest import make_lm
-from crate_interp.models.compat.hook_aliases import RefusedError
+from crate_interp.models.hook_aliases import RefusedError
 from test_whitebox_family import member
 
 NAMES = ("tost", "cbt", "tost-ista", "aot", "crate conv", "tost-lm")

@@ -8,7 +8,7 @@ import torch
 from transformer_lens.model_bridge.get_params_util import get_bridge_params
 
 from conftest import BATCH, D_MODEL, HEADS, LAYERS, LMS, leftover_hooks, make, make_lm, refuses
-from crate_interp.models.compat.hook_aliases import (
+from crate_interp.models.hook_aliases import (
     IN_BLOCK,
     IN_MODEL,
     REFUSALS,

@@ -12,7 +12,7 @@ import crate_interp as ci
 from conftest import PLAIN, make, refuses
 from crate_interp.core import files as core_files
 from crate_interp.data import open_data
-from crate_interp.data.picture_contents import Notes, noting, table_of
+from crate_interp.data.samples import Notes, noting, table_of
 from gathered import same
 from selection import few
 

@@ -22,7 +22,7 @@ import crate_interp as ci
 from conftest import FIXTURES, fails, make, refuses
 from crate_interp.checkpoints import read_weights
 from crate_interp.checkpoints.read_weights import read_content, read_file
-from crate_interp.checkpoints.tokenizer_files import read_tiktoken
+from crate_interp.checkpoints.sources import read_tiktoken
 from reference import published_layout
 
 PUBLISHED = sorted(path for path in FIXTURES.rglob("*") if path.suffix in (".pth", ".pt", ".tar"))
@@ -230,7 +230,7 @@ def test_readers_that_run_code_stand_nowhere_in_the_source():
         for path in home.rglob("*.py")
         for word in re.findall(words, path.read_text(), re.M)
     }
-    reader, tokenizers = "checkpoints/read_weights.py", "checkpoints/tokenizer_files.py"
+    reader, tokenizers = "checkpoints/read_weights.py", "checkpoints/sources.py"
     assert found == {
         (reader, "import pickle"), (reader, "torch.load("), (reader, "np.load("),
         (tokenizers, "import pickle"), (tokenizers, "Unpickler"),

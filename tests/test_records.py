@@ -13,7 +13,7 @@ from crate_interp.audits.claims import CLAIMS, NUMBERS
 from crate_interp.probes import sparsity_probe
 from crate_interp.results.statistic import Statistic
 from crate_interp.sweeps.layer_curves import legend, numbers, summary
-from crate_interp.viz.pages.report_page import report_page
+from crate_interp.viz.report_pages import report_page
 
 DOCS = Path(__file__).parent.parent / "demos" / "docs"
 LARGEST = Statistic(

@@ -22,8 +22,8 @@ from conftest import CLASSES, PLAIN, SIZES, make
 from crate_interp.core.safe_text import cell, file_name, is_plain, plain
 from crate_interp.models.sae import SAEConfig
 from crate_interp.results.result import Result, by
-from crate_interp.viz.figures.canvas import label
-from crate_interp.viz.pages.page import Html, _templates, inline_svg, render
+from crate_interp.viz.canvas import label
+from crate_interp.viz.page import Html, _templates, inline_svg, render
 from texts import ANY, HARMFUL, NO_TEXT, harmless
 
 pytestmark = pytest.mark.usefixtures("unchecked")

@@ -14,7 +14,7 @@ import transformerlens_sdist as sdist
 import transformerlens_suite as suite
 from bridged import make_mae
 from conftest import BATCH, CLASSES, HEADS, make, make_lm, refuses
-from crate_interp.models.compat.hook_aliases import RefusedError
+from crate_interp.models.hook_aliases import RefusedError
 from foreign import pair
 from neighbours import make_clip
 from test_whitebox_family import member

@@ -19,8 +19,8 @@ from crate_interp.core.device_waits import fetched
 from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.measures.checks import all_finite, in_full_precision
-from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
+from crate_interp.models.runtimes import with_weights
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk, Reading, check_one_length
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables, copies

@@ -18,7 +18,7 @@ from transformer_lens.model_bridge import generalized_components as parts
 from transformer_lens.model_bridge.exceptions import StopAtLayerException
 from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 
-from crate_interp.models.compat.hook_aliases import IN_BLOCK, IN_MODEL
+from crate_interp.models.hook_aliases import IN_BLOCK, IN_MODEL
 from crate_interp.models.hooked import HookedModel, check_stream
 
 

@@ -15,7 +15,7 @@ from crate_interp.bridge.bridged_layers import BridgedBlock, BridgedNorm
 from crate_interp.bridge.hooked_to_bridge import build
 from crate_interp.config import CrateConfig
 from crate_interp.core import checks
-from crate_interp.models.compat.hook_aliases import Named
+from crate_interp.models.hook_aliases import Named
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.image_inputs import ImageMixin
 from crate_interp.models.layers.context import padding_of

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from crate_interp.core.errors import CheckpointError
 from crate_interp.core.files import digest, stays_inside
-from crate_interp.core.progress import tqdm
+from crate_interp.core.run_options import tqdm
 from crate_interp.core.safe_text import plain
 
 if TYPE_CHECKING:

@@ -18,14 +18,13 @@ from crate_interp.checkpoints.build import build, parts_of
 from crate_interp.checkpoints.model_folders import GivenConfig, fields_of
 from crate_interp.checkpoints.read_weights import DTYPES
 from crate_interp.checkpoints.sae_formats import GIVEN_FIELDS
-from crate_interp.checkpoints.sources import Given, Source, contents_of
+from crate_interp.checkpoints.sources import Given, Source, attach, contents_of
 from crate_interp.checkpoints.state_dicts import WEIGHTS_TO_TAKE, LeftOutWarning, Rename
-from crate_interp.checkpoints.tokenizer_files import attach
 from crate_interp.config import CrateConfig, check_names
 from crate_interp.core import checks
 from crate_interp.core.errors import CheckpointError
 from crate_interp.core.folders import locked
-from crate_interp.core.progress import note
+from crate_interp.core.run_options import note
 from crate_interp.core.safe_text import plain
 from crate_interp.models.saving import check_new, save
 

@@ -6,7 +6,7 @@ from crate_interp.core.lazy_names import lazy
 
 if TYPE_CHECKING:
     from crate_interp.circuits import patching
-    from crate_interp.circuits.atlases.atlas_run import Atlas, atlas
+    from crate_interp.circuits.atlas_run import Atlas, atlas
     from crate_interp.circuits.attention_targets import head_scores, repeat_targets
     from crate_interp.circuits.attribution import LogitAttribution, logit_attribution
     from crate_interp.circuits.circuit import Circuit, Edge
@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from crate_interp.circuits.graphs.result import AttributionGraph
     from crate_interp.circuits.graphs.run import graph
     from crate_interp.circuits.graphs.steering import Steering
-    from crate_interp.circuits.head_ablation import HeadAblation, ablate_heads
+    from crate_interp.circuits.head_ablation import HeadAblation, ablate_heads, switched_off
     from crate_interp.circuits.logit_lens_table import LogitLens, logit_lens
     from crate_interp.circuits.patching import attribution_patch, path_patch
-    from crate_interp.circuits.switching_off import switched_off
 
 __all__ = [
     "Atlas", "AtomNames", "AttributionGraph", "Circuit", "CircuitScores", "Composition",

@@ -116,8 +116,8 @@ class Circuit:
 
         Raises ValueError if there are no edges.
         """
-        from crate_interp.viz.figures.circuit_figures import circuit
-        from crate_interp.viz.pages.page import inline_svg
+        from crate_interp.viz.circuit_figures import circuit
+        from crate_interp.viz.page import inline_svg
 
         return inline_svg(circuit(self), self.note or "circuit", salt="circuit")
 

@@ -14,7 +14,7 @@ from crate_hooks import edit, full_name
 from crate_interp.circuits.circuit import Circuit, head_name
 from crate_interp.circuits.patching import Head, check_heads, metric_values
 from crate_interp.core import checks
-from crate_interp.core.progress import tqdm
+from crate_interp.core.run_options import tqdm
 from crate_interp.data.samples import group_numbers
 from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.hooked import HookedModel, check_hooked

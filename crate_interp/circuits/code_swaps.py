@@ -18,10 +18,9 @@ from crate_interp.core import checks
 from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.measures.checks import in_full_precision, qr
-from crate_interp.models.compat.offload import with_weights
-from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hook_points import check_atoms
-from crate_interp.models.hooked import HookedModel
+from crate_interp.models.hooked import HookedModel, check_gradients
+from crate_interp.models.runtimes import with_weights
 from crate_interp.questions import edited_runs
 from crate_interp.questions.answers import check_logits
 from crate_interp.questions.asking import Experiment, Perhaps, ask

@@ -16,11 +16,10 @@ from crate_interp.core import checks
 from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data
 from crate_interp.measures.checks import in_full_precision, qr
-from crate_interp.models.compat.offload import with_weights
-from crate_interp.models.gradients import check_gradients
-from crate_interp.models.hooked import HookedModel
+from crate_interp.models.hooked import HookedModel, check_gradients
 from crate_interp.models.layers.block import CrateBlock
 from crate_interp.models.layers.norm import HookedLayerNorm, HookedNorm
+from crate_interp.models.runtimes import with_weights
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk, Reading, check_model
 from crate_interp.questions.edited_runs import every_entry, joined, pushed

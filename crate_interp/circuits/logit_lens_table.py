@@ -5,7 +5,7 @@ from typing import Any
 import pandas as pd
 from torch import Tensor
 
-from crate_interp.circuits.atlases.atom_logits import answer_names
+from crate_interp.circuits.atom_logits import answer_names
 from crate_interp.core import checks, safe_text
 from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.cache import CrateCache

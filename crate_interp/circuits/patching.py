@@ -21,12 +21,11 @@ from transformer_lens import patching as lens
 
 from crate_hooks import edit, full_name
 from crate_interp.core import checks
-from crate_interp.core.progress import tqdm
+from crate_interp.core.run_options import tqdm
 from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.cache import CrateCache
-from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hook_points import check_pattern
-from crate_interp.models.hooked import HookedModel, check_hooked
+from crate_interp.models.hooked import HookedModel, check_gradients, check_hooked
 from crate_interp.models.weight_cache import check_mark
 from crate_interp.questions.edited_runs import with_gradients
 

@@ -16,15 +16,25 @@ import typer
 from typer import Option
 
 import crate_interp as ci
-from crate_interp.cli import options
 from crate_interp.cli.commands import COMMANDS, Command
-from crate_interp.cli.request import CHUNKED, LOADING, SESSION, Request, say
-from crate_interp.core import progress
+from crate_interp.cli.request import (
+    CHUNKED,
+    LOADING,
+    POSITIONAL,
+    SESSION,
+    Request,
+    of_annotations,
+    of_function,
+    parameters,
+    say,
+    typed,
+)
+from crate_interp.core import run_options
 from crate_interp.core.folders import locked
 from crate_interp.core.safe_text import plain
 
 FAILED, UNEXPECTED, INTERRUPTED = 2, 3, 130  # exit codes
-QUIET = "CRATE_INTERP_QUIET"  # read by crate_interp/core/progress.py, also in worker processes
+QUIET = "CRATE_INTERP_QUIET"  # read by crate_interp/core/run_options.py, also in worker processes
 EXIT_CODES = (
     "Exit codes: 0 done; 2 the command cannot do what was asked, and an error line says why; 3 an "
     "unexpected error (--debug shows its traceback); 130 interrupted."
@@ -33,20 +43,20 @@ _LONGEST = 1500  # characters of an error
 requests: list[Request] = []  # the last one of this process
 _OURS = ("progress", "resume")  # --quiet and --restart stand for them
 _FIRST = ("source", "data", "out")  # in the help of a command
-_SHARED = options.of_annotations(Request)
+_SHARED = of_annotations(Request)
 
 
 def command_function(name: str, command: Command) -> Callable[..., None]:
     """Returns a function with the signature that typer reads, which runs a command."""
-    own = options.of_annotations(command.call)
-    verb = options.of_function(command.verb) if command.verb else {}
+    own = of_annotations(command.call)
+    verb = of_function(command.verb) if command.verb else {}
     verb = {item: verb[item] for item in verb if item not in (*command.without, *_OURS)}
     chunked = "chunk_size" in verb
     shared = {item: _SHARED[item] for item in (*command.fields, *CHUNKED * chunked, *SESSION)}
     alone = "data" in shared and not chunked  # one process writes the folder
 
     def run(**values: Any) -> None:
-        missing = [options.typed(item) for item in command.required if values[item] is None]
+        missing = [typed(item) for item in command.required if values[item] is None]
         if missing:
             raise ValueError(f"missing: {', '.join(missing)}. {example(name)}")
         if values["quiet"]:
@@ -59,7 +69,7 @@ def command_function(name: str, command: Command) -> Callable[..., None]:
         request = Request(given | {"resume": not values["restart"]} if chunked else given, **values)
         requests[:] = [request]
         if request.dry_run:
-            from crate_interp.questions.forecast import dry_run
+            from crate_interp.questions.asking import dry_run
 
             with TemporaryDirectory() as scratch, dry_run():
                 command.call(replace(request, out=Path(scratch, "out")), **arguments)
@@ -68,7 +78,7 @@ def command_function(name: str, command: Command) -> Callable[..., None]:
             command.call(request, **arguments)
 
     first = {item: shared.pop(item) for item in _FIRST if item in shared}
-    items = options.parameters({**first, **own, **verb, **shared}, command.required)
+    items = parameters({**first, **own, **verb, **shared}, command.required)
     run.__name__, run.__doc__ = name, command.call.__doc__
     vars(run)["__signature__"] = inspect.Signature(items)
     run.__annotations__ = {item.name: item.annotation for item in items}
@@ -106,7 +116,7 @@ for name, function in _functions.items():
 
 # parameters of Python that an error may name, such as limit=0, and that are options
 _NAMES = {item for each in _functions.values() for item in each.__annotations__}
-_NAMES -= {*options.POSITIONAL, "config", "head", "json"}
+_NAMES -= {*POSITIONAL, "config", "head", "json"}
 _ARGUMENT = re.compile(rf"(?<![\w.(])({'|'.join(sorted(_NAMES))})=(True\b)?")
 _LOAD = re.compile(r"ci\.load\(\.\.\., ((?:[^()]|\([^()]*\))*)\)")
 _FIELD = re.compile(r"(\w+)=((?:\([^()]*\)|'[^']*'|[^,\s])+)")
@@ -136,21 +146,21 @@ def spoken(text: str) -> str:
     text = _LOAD.sub(lambda found: " ".join(map(option, _FIELD.finditer(found[1]))), text)
     for python, words in _WORDS.items():
         text = text.replace(python, words)
-    return _ARGUMENT.sub(lambda at: options.typed(at[1]) + " " * (at[2] is None), text)
+    return _ARGUMENT.sub(lambda at: typed(at[1]) + " " * (at[2] is None), text)
 
 
 def main() -> None:
     """Runs the command line. An error is one line on stderr; --debug shows the traceback."""
     quiet = os.environ.get(QUIET)
     requests.clear()
-    progress.say_as[:] = [spoken]
+    run_options.say_as[:] = [spoken]
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal may lack letters of a label
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: _complain(f"warning: {message}")
         code = _run()
-    progress.say_as.clear()
+    run_options.say_as.clear()
     if quiet is None:
         os.environ.pop(QUIET, None)
     raise SystemExit(code)

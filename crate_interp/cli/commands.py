@@ -134,7 +134,7 @@ def atoms(request: Request) -> None:
     Counts how often, how strongly and where it is on, and writes a page with the strongest atoms.
     """
     result = request.measured(ci.atoms)
-    from crate_interp.circuits.atlases.excerpts import excerpts
+    from crate_interp.circuits.excerpts import excerpts
     from crate_interp.questions.batches import samples_of
 
     places, samples = result.table("top").query("rank < 4"), samples_of(request.model, request.data)
@@ -318,7 +318,7 @@ def _one_sample(
     size: the side of a larger image, or None for the model's own size.
     """
     from crate_interp.questions.batches import check_model, samples_of
-    from crate_interp.viz.explorer.explorer_page import check_count, shown_points
+    from crate_interp.viz.explorer_page import check_count, shown_points
 
     check_model(model)
     text = model.unit == "windows"

@@ -16,8 +16,7 @@ from crate_interp.comparisons.difference_tables import Side, statistics_of
 from crate_interp.comparisons.result import Comparison
 from crate_interp.core import checks
 from crate_interp.core.folders import locked
-from crate_interp.core.progress import tqdm
-from crate_interp.core.run_options import Pass, RunOptions, run_options
+from crate_interp.core.run_options import Pass, RunOptions, run_options, tqdm
 from crate_interp.core.safe_text import plain
 from crate_interp.data import Data
 from crate_interp.measures.checks import in_full_precision

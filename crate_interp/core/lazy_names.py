@@ -31,7 +31,7 @@ def lazy(
         if name not in module_of:
             known = ", ".join(sorted(module_of))
             raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {known}")
-        import_module("crate_interp.core.progress")  # before others load tqdm, which may warn
+        import_module("crate_interp.core.run_options")  # before others load tqdm, which may warn
         loaded = import_module(module_of[name])
         return loaded if name in modules else getattr(loaded, name)
 

@@ -18,8 +18,7 @@ from crate_interp.core.folders import listed
 from crate_interp.core.pictures import SUFFIXES, UNREAD_SUFFIXES, quoted
 from crate_interp.core.safe_text import plain
 from crate_interp.data.items import Item, Items, item_samples
-from crate_interp.data.picture_contents import Files
-from crate_interp.data.samples import ImageReading, Samples
+from crate_interp.data.samples import Files, ImageReading, Samples
 from crate_interp.results.result_files import META
 
 # usual names of folders that are parts of a data set, best for measuring first

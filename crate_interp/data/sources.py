@@ -11,7 +11,7 @@ from torch import Tensor
 
 from crate_interp.core import checks, pictures
 from crate_interp.core.safe_text import plain
-from crate_interp.data import coco, cutouts, folder_listing, sequences, streams, tables, texts
+from crate_interp.data import folder_listing, object_masks, streams, tables, texts
 from crate_interp.data.items import is_array
 from crate_interp.data.samples import ImageReading, Preprocess, Samples, first
 from crate_interp.data.tables import Table, is_table, table_samples
@@ -35,9 +35,9 @@ class Source:
 SOURCES = {
     "embedded": Source("embedded:NAME", tables.embedded_samples, tables.embedded),
     "imagefolder": Source("imagefolder:DIR", folder_listing.folder_samples, masks=False),
-    "cutouts": Source("cutouts:DIR", cutouts.cutout_samples),
-    "voc": Source("voc:DIR", coco.voc_samples),
-    "coco": Source("coco:ANNOTATIONS.json", coco.coco_samples),
+    "cutouts": Source("cutouts:DIR", object_masks.cutout_samples),
+    "voc": Source("voc:DIR", object_masks.voc_samples),
+    "coco": Source("coco:ANNOTATIONS.json", object_masks.coco_samples),
     "hf": Source(
         "hf:owner/name:split",
         lambda name, how: table_samples(tables.from_hub(name), how),
@@ -73,7 +73,7 @@ def _stream_images(data: Any, how: ImageReading) -> Samples:
 
 
 def _one_picture(data: Any, how: ImageReading) -> Samples:
-    return sequences.sequence_samples([data], how)
+    return texts.sequence_samples([data], how)
 
 
 def _folder(data: Any, how: ImageReading) -> Samples:
@@ -91,15 +91,15 @@ def _is_folder(data: object) -> bool:
 # Data has the first form that fits: how to tell, and what makes samples of its images, or of its
 # text.
 FORMS: tuple[tuple[Callable[[Any], bool], Any, Any], ...] = (
-    (is_array, sequences.tensor_samples, texts.token_samples),
+    (is_array, texts.tensor_samples, texts.token_samples),
     (_is_file, _one_picture, texts.file_of_text),
     (_is_folder, _folder, None),
     (lambda data: isinstance(data, str), _named_images, _named_text),
     (lambda data: isinstance(data, Image.Image), _one_picture, None),
     (streams.is_stream, _stream_images, None),
     (is_table, table_samples, texts.table_of_text),
-    (sequences.is_pair, sequences.pair_samples, texts.pair_of_text),
-    (sequences.is_sequence, sequences.sequence_samples, texts.text_sequence),
+    (texts.is_pair, texts.pair_samples, texts.pair_of_text),
+    (texts.is_sequence, texts.sequence_samples, texts.text_sequence),
 )
 _WORDS = {  # what to give, for errors
     "images": "images [n, channels, height, width] as uint8 or preprocessed floats, a picture file,"
@@ -175,9 +175,9 @@ def open_data(
     uint8 images into floats.
 
     Some data has masks too: (picture, mask); a datasets.Dataset with a mask column (tables.py);
-    "embedded:pictures"; "voc:DIR" or "voc:DIR:SPLIT" (data/coco.py); "coco:ANNOTATIONS.json" or
-    "coco:ANNOTATIONS.json:IMAGEDIR" (data/coco.py); "cutouts:DIR" or "cutouts:DIR:SEED",
-    objects with alpha (data/cutouts.py). `preprocess_masks` turns masks into class maps; if it is
+    "embedded:pictures"; and those of object_masks.py: "voc:DIR" or "voc:DIR:SPLIT";
+    "coco:ANNOTATIONS.json" or "coco:ANNOTATIONS.json:IMAGEDIR"; "cutouts:DIR" or
+    "cutouts:DIR:SEED", objects with alpha. `preprocess_masks` turns masks into class maps; if it is
     None, masks are left out.
 
     The first `limit` rows of a datasets.IterableDataset are kept in memory, undecoded.

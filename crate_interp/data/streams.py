@@ -21,8 +21,8 @@ from crate_interp.core.safe_text import plain
 from crate_interp.data import items, texts
 from crate_interp.data.items import Item, is_array
 from crate_interp.data.samples import ImageReading, Preprocess, Samples
-from crate_interp.data.sequences import DRAWS, is_pair, is_sequence, names_of
 from crate_interp.data.tables import columns_of, is_table, text_column
+from crate_interp.data.texts import DRAWS, is_pair, is_sequence, names_of
 
 Row = Item
 

@@ -1,26 +1,205 @@
-"""Texts and token ids as samples: each a window of tokens, or a whole text that fills no window."""
+"""Sequences and texts as samples: each item of a list, a window of tokens, or a short text whole.
+
+Items of lists and datasets are read when they are needed. Before that, all are read once, for their
+digests and labels.
+"""
 
 import dataclasses
 import hashlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Subset
 
 from crate_interp.core import checks
 from crate_interp.core.errors import ShortTextError
-from crate_interp.core.pictures import quoted
+from crate_interp.core.pictures import Undecodable, quoted
+from crate_interp.core.run_options import tqdm
 from crate_interp.core.safe_text import plain
-from crate_interp.data.items import is_array, known_labels
-from crate_interp.data.samples import Samples
-from crate_interp.data.sequences import Sized, labelled, parts_of_pair, read_item
+from crate_interp.data import items
+from crate_interp.data.items import Item, is_array, known_labels
+from crate_interp.data.samples import ImageReading, Samples
 from crate_interp.data.tables import Table, text_column
+
+# How often the first and the last sample are drawn again. Each sample is also read twice, so a
+# random flip stays unnoticed in n samples with probability 2^-(n + 2 DRAWS), below 0.1 %.
+DRAWS = 5
+Sized = Any  # a list, a tuple or a torch Dataset: it has a length, and gives items by number
+
+
+def tensor_samples(images: Tensor | np.ndarray, how: ImageReading) -> Samples:
+    """Returns the images of a tensor or array `[n, channels, height, width]`.
+
+    A uint8 one may be `[n, height, width, channels]` with 1 or 3 channels.
+
+    Floats count as preprocessed; uint8 images (0 to 255) are preprocessed when they are read. The
+    fingerprint is that of the entire tensor. Raises ValueError for other shapes and dtypes, and for
+    NaN, Inf and pixels of 0 to 255 among the floats of the images that are wanted.
+    """
+    images = torch.as_tensor(images).detach()
+    floats = images.is_floating_point()
+    if images.ndim != 4 or not (floats or images.dtype == torch.uint8):
+        raise ValueError(
+            f"data is {images.dtype} of shape {list(images.shape)}, but this model reads images: "
+            "give [n, channels, height, width], preprocessed floats or uint8 (0 to 255)."
+        )
+    images = items.upright_array(images, "data")
+    for number, image in enumerate(images[: how.limit] if floats else ()):
+        items.image_of(image, number, how.pictures)
+    digest = hashlib.sha256(f"{images.dtype} {list(images.shape)}".encode())
+    for part in images.split(256):
+        digest.update(part.cpu().contiguous().view(torch.uint8).numpy().data)
+
+    def read(start: int, stop: int) -> Tensor:
+        return how.pictures(images[start:stop])
+
+    return Samples(len(images), None, f"tensor:sha256:{digest.hexdigest()}", read)
+
+
+def is_pair(data: object) -> bool:
+    """Tells whether data is all images (or tokens) with all labels, as a pair or a dictionary."""
+    if isinstance(data, Mapping):
+        return True
+    tensors = getattr(data, "tensors", None)  # of a torch TensorDataset
+    if isinstance(tensors, tuple) and len(tensors) in (1, 2):
+        return True
+    if not isinstance(data, (tuple, list)) or len(data) != 2:
+        return False
+    value, second = data
+    if isinstance(data, list):  # a batch as a DataLoader gives it; else a list of items
+        return is_array(value) and is_array(second) and second.ndim < value.ndim
+    return is_array(value) or isinstance(value, (list, tuple))
+
+
+def parts_of_pair(data: object) -> Item:
+    """Returns all values, labels and masks of a pair, a dictionary or a TensorDataset.
+
+    Raises ValueError unless there are as many labels, and as many masks, as values.
+    """
+    whole = items.item_of(getattr(data, "tensors", data), "data")
+    count, labels = len(whole.value), whole.label
+    if labels is not None:
+        labels = [items.label_of(label, f"sample {number}") for number, label in enumerate(labels)]
+    for name, part in (("labels", labels), ("masks", whole.mask)):
+        if part is not None and len(part) != count:
+            raise ValueError(f"data has {count} samples and {len(part)} {name}: give one for each.")
+    return Item(whole.value, labels, whole.mask)
+
+
+def labelled(samples: Samples, labels: list[Any] | None) -> Samples:
+    """Returns samples with labels, which become part of the fingerprint."""
+    if labels is None:
+        return samples
+    digest = hashlib.sha256(repr(labels).encode()).hexdigest()
+    print_ = f"{samples.fingerprint}:labels:sha256:{digest}"
+    return dataclasses.replace(samples, labels=labels[: samples.n], fingerprint=print_)
+
+
+def pair_samples(data: object, how: ImageReading) -> Samples:
+    """Returns images with their labels or masks as samples.
+
+    data: (images, labels), (images, masks), {"image": ..., "label": ...} or a TensorDataset; images
+    are an array or a list of pictures. Raises ValueError as `parts_of_pair` does.
+    """
+    whole = parts_of_pair(data)
+    masks = whole.mask
+    if not is_array(whole.value):
+        parts = ([None] * len(whole.value) if one is None else one for one in (whole.label, masks))
+        return sequence_samples(list(map(Item, whole.value, *parts)), how)
+    samples = labelled(tensor_samples(whole.value, how), whole.label)
+    if masks is None:
+        return samples
+    each = b"".join(items.digest_of(Item(None, mask=mask)) for mask in masks)
+    print_ = f"{samples.fingerprint}:masks:sha256:{hashlib.sha256(each).hexdigest()}"
+
+    def read(start: int, stop: int) -> list[Item]:
+        pairs = zip(whole.value[start:stop], masks[start:stop], strict=True)
+        return [Item(value, mask=mask) for value, mask in pairs]
+
+    masked = items.item_samples(read, range(len(masks)), print_, how, masked=True).masks
+    return dataclasses.replace(samples, masks=masked, fingerprint=print_)
+
+
+def is_sequence(data: object) -> bool:
+    """Tells whether data has a length and gives its items by number: a Dataset, a list, a tuple."""
+    sized = hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    return sized and not isinstance(data, (str, bytes, Mapping)) and not is_array(data)
+
+
+def names_of(data: object) -> tuple[str, ...] | None:
+    """Returns the names of classes that a dataset gives, `classes` or `class_to_idx`, or None."""
+    while isinstance(data, Subset):
+        data = data.dataset
+    classes, numbers = getattr(data, "classes", None), getattr(data, "class_to_idx", None)
+    if not classes and isinstance(numbers, Mapping):
+        names = {number: name for name, number in numbers.items()}
+        classes = [names.get(number) for number in range(len(names))]
+    named = isinstance(classes, (list, tuple)) and all(isinstance(name, str) for name in classes)
+    return tuple(map(str, classes or ())) if named else None
+
+
+def read_item(data: Sized, number: int) -> Item:
+    """Returns an item. Raises Undecodable for an unreadable file."""
+    try:
+        thing = data[number]
+    except OSError as error:  # Pillow's error for a file that is not a picture is one of these
+        raise Undecodable(f"cannot read data[{number}]: {plain(error, 300)}") from error
+    item = items.item_of(thing, f"data[{number}]")
+    return Item(item.value, items.label_of(item.label, f"data[{number}]"), item.mask)
+
+
+def sequence_samples(data: Sized, how: ImageReading) -> Samples:
+    """Returns the wanted items of a dataset or list as samples of images.
+
+    Items are a picture (PIL image, path or array), (picture, label), (picture, mask), or a
+    dictionary of these. Floats count as preprocessed. Names of labels are the dataset's `classes`,
+    or the keys of its `class_to_idx`. The fingerprint is a digest of pixels, files and labels; an
+    item that cannot be decoded has a digest of the error.
+
+    Raises ValueError for items of other forms, and for floats that `preprocess` refuses. Reading a
+    sample raises it for an item that has changed since it was digested.
+    """
+    count = len(data) if how.limit is None else min(how.limit, len(data))
+    digests, labels, masked = [], [], False
+    for number in tqdm(range(count), desc="reading items once", delay=3, leave=False):
+        try:
+            item = read_item(data, number)
+            digests.append(items.digest_of(item))
+        except Undecodable as error:
+            item = Item(None)
+            digests.append(hashlib.sha256(str(error).encode()).digest())
+        if is_array(item.value) and torch.as_tensor(item.value).is_floating_point():
+            items.image_of(item.value, number, how.pictures)
+        labels.append(item.label)
+        masked = masked or item.mask is not None
+    print_ = f"items:sha256:{hashlib.sha256(b''.join(digests)).hexdigest()}"
+    read = partial(_same_items, data, digests)
+    ends = () if isinstance(data, (list, tuple)) or not count else {0, count - 1}
+    for number in [*ends] * DRAWS:
+        with suppress(Undecodable):
+            read(number, number + 1)
+    more = {"masked": masked, "labels": labels, "names": names_of(data)}
+    return items.item_samples(read, range(count), print_, how, **more)
+
+
+def _same_items(data: Any, digests: Sequence[bytes], start: int, stop: int) -> list[Item]:
+    again = [read_item(data, number) for number in range(start, stop)]
+    for number, item in enumerate(again, start):
+        if items.digest_of(item) != digests[number]:
+            raise ValueError(
+                f"data[{number}] is not the same when it is read twice: take random steps, such as "
+                "RandomCrop, out of the dataset's transform."
+            )
+    return again
+
 
 WindowRows = Callable[[Iterable[str]], Iterator[list[int]]]
 _IDS = "input_ids"

@@ -12,9 +12,9 @@ from transformer_lens import ActivationCache
 from transformer_lens.utilities.slice import Slice
 
 from crate_hooks import full_name
-from crate_hooks.names import position_axis
+from crate_hooks.reading import position_axis
 from crate_interp.core import checks
-from crate_interp.models.compat.hook_aliases import REFUSALS, refuse, resolve
+from crate_interp.models.hook_aliases import REFUSALS, refuse, resolve
 from crate_interp.models.hook_points import check_atoms, check_read_out
 from crate_interp.models.layers.norm import NoNorm
 from crate_interp.models.weight_cache import Mark, check_mark, mark_of_part

@@ -15,7 +15,7 @@ from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
 from crate_interp.core import checks
-from crate_interp.models.compat import hook_aliases, offload
+from crate_interp.models import hook_aliases, runtimes
 
 # a function of a name, or a compiled regular expression that is searched for anywhere in a name
 Selector = Callable[[str], bool] | re.Pattern[str]
@@ -73,7 +73,7 @@ class Runtime:
         if model is None or first is None or not first.is_meta:
             return getattr(first, "device", None)
         owner = next(part for part in model.modules() if part._parameters)
-        hooks = [hook for hook in offload.align_hooks(owner) if hook.execution_device is not None]
+        hooks = [hook for hook in runtimes.align_hooks(owner) if hook.execution_device is not None]
         return torch.device(hooks[0].execution_device) if hooks else first.device
 
 

@@ -12,15 +12,13 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities.slice import Slice
 
-from crate_hooks.names import position_axis
+from crate_hooks.reading import position_axis
 from crate_hooks.threads import owner_of
 from crate_interp.config import CrateConfig
 from crate_interp.config.families import FAMILIES
 from crate_interp.core import checks
-from crate_interp.models import hook_points
+from crate_interp.models import hook_aliases, hook_points, runtimes
 from crate_interp.models.cache import CrateCache
-from crate_interp.models.compat import hook_aliases, torch_compile
-from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hook_points import Hooks, NamesFilter, Selector
 from crate_interp.models.saving import SharedModel
 from crate_interp.models.weight_cache import weight_mark
@@ -99,7 +97,7 @@ def check_finite(x: Float[Tensor, "batch *any"]) -> None:
 
     They cannot be read while a model is compiled, exported or traced.
     """
-    if not torch_compile.readable(x):
+    if not runtimes.readable(x):
         return
     bad = ~x.flatten(1).isfinite().all(dim=1)
     if bad.any():
@@ -117,7 +115,7 @@ def _part(name: str) -> Any:
     return property(lambda model: nn.Module.__getattr__(model, name))
 
 
-class HookedModel(WeightsMixin, hook_points.PointsMixin, torch_compile.CompiledMixin, SharedModel):
+class HookedModel(WeightsMixin, hook_points.PointsMixin, runtimes.CompiledMixin, SharedModel):
     """The base class of all hooked models.
 
     A subclass has `cfg`, `blocks`, `ln_final`, `unembed` and a forward. unit: the name of its
@@ -335,3 +333,16 @@ class HookedModel(WeightsMixin, hook_points.PointsMixin, torch_compile.CompiledM
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._follow()  # a copied or unpickled config has lost its model
+
+
+def check_gradients(caller: str, model: nn.Module) -> None:
+    """Raises ValueError, naming the caller, if inference mode forbids gradients.
+
+    It also forbids gradients through a model that was made or loaded in inference mode.
+    """
+    if torch.is_inference_mode_enabled():
+        raise ValueError(
+            f"{caller} needs gradients, but inference mode is on: leave torch.inference_mode()."
+        )
+    if any(weight.is_inference() for weight in model.parameters()):
+        raise ValueError(f"{caller} needs gradients, but the model was made in inference mode.")

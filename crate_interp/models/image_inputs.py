@@ -13,10 +13,9 @@ from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
 from crate_interp.core import checks, pictures
-from crate_interp.models.compat.torch_compile import readable
-from crate_interp.models.layers import embed
-from crate_interp.models.layers.shapes import Pixels, Stream
+from crate_interp.models.layers import Pixels, Stream, embed
 from crate_interp.models.preprocess import check_preprocessed, preprocess, preprocess_masks
+from crate_interp.models.runtimes import readable
 
 Images = pictures.Picture | Sequence[pictures.Picture] | np.ndarray | Tensor
 

@@ -14,13 +14,12 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities.lm_utils import lm_cross_entropy_loss
 
 from crate_interp.config import CrateConfig
-from crate_interp.models import hooked
-from crate_interp.models.compat import offload, torch_compile
+from crate_interp.models import hooked, runtimes
+from crate_interp.models.layers import Ids, Mask, Stream, Vectors
 from crate_interp.models.layers.block import CrateBlock
 from crate_interp.models.layers.context import Padding, Past, contexts, padding_of
 from crate_interp.models.layers.embed import TokenEmbed, hooked_positions
 from crate_interp.models.layers.norm import HookedLayerNorm, NoNorm, make_norm
-from crate_interp.models.layers.shapes import Ids, Mask, Stream, Vectors
 from crate_interp.models.text.generation import GenerateMixin
 from crate_interp.models.text.losses import check_labels, next_token_loss
 from crate_interp.models.text.text_and_tokens import check_tokens
@@ -46,7 +45,7 @@ class Unembed(nn.Module):
     @property
     def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
         """The map from the normalised stream to logits (before the softcap)."""
-        table = offload.at_hand(self._tied[0] if self._tied else self)
+        table = runtimes.at_hand(self._tied[0] if self._tied else self)
         return table[: self.d_vocab].T
 
     @property
@@ -267,7 +266,7 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
     def check_start(self, layer: int) -> None:
         """Raises ValueError if a stream lacks what the layers from `layer` on read besides it."""
         later = self.x0_lambdas[layer + 1 :] if self.cfg.rotary else None
-        if later is not None and torch_compile.readable(later) and bool(later.any()):
+        if later is not None and runtimes.readable(later) and bool(later.any()):
             raise ValueError(
                 f"start_at_layer={layer}: later layers add the embedding x0 (x0_lambdas), "
                 "which a stream does not hold."
@@ -293,7 +292,7 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
     @property
     def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
         """The position embeddings; raises AttributeError if positions are rotations."""
-        return offload.at_hand(self, "pos_embed")
+        return runtimes.at_hand(self, "pos_embed")
 
     def tokens_to_residual_directions(self, tokens: Answers) -> Float[Tensor, "... d_model"]:
         """Returns the direction of each token in the stream before ln_final.
@@ -303,7 +302,7 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
         """
         directions = self.W_U.T[self.answer_ids(tokens)]
         scaled = isinstance(self.ln_final, HookedLayerNorm)
-        return directions * offload.at_hand(self.ln_final) if scaled else directions
+        return directions * runtimes.at_hand(self.ln_final) if scaled else directions
 
     def loss_fn(
         self,

@@ -11,7 +11,7 @@ import xxhash  # comes with datasets
 from torch import Tensor, nn
 
 from crate_interp.core import checks
-from crate_interp.models.compat.offload import onloaded
+from crate_interp.models.runtimes import onloaded
 
 Mark = dict[str, Hashable]  # name of a parameter or config -> what tells its values from others
 

@@ -11,7 +11,7 @@ from transformer_lens import FactoredMatrix
 
 from crate_interp.config import CrateConfig
 from crate_interp.core import checks
-from crate_interp.models.compat.offload import at_hand
+from crate_interp.models.runtimes import at_hand
 
 if TYPE_CHECKING:
     from transformer_lens.model_bridge.composition_scores import CompositionScores

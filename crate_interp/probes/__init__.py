@@ -1,16 +1,111 @@
 """Probes, which apply measures to a model. A built-in probe is a function that returns a Probe."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from crate_interp.core import checks
 from crate_interp.probes.attention_probe import attention, membership, representatives
-from crate_interp.probes.built_in import BUILT_IN, DEFAULT
-from crate_interp.probes.compression_probe import compression, frames, objective
+from crate_interp.probes.compression_probe import PLACES, compression, frames, objective
 from crate_interp.probes.geometry_probe import alignment, ranks
 from crate_interp.probes.probe import Probe
 from crate_interp.probes.segmentation_probe import segmentation
 from crate_interp.probes.sparsity_probe import activity, sparsity
-from crate_interp.results.statistic import Statistic
+from crate_interp.results.statistic import Statistic, described, title_of
+
+BUILT_IN: dict[str, Callable[..., Probe]] = {
+    "compression": compression,
+    "sparsity": sparsity,
+    "attention": attention,
+    "alignment": alignment,
+    "segmentation": segmentation,
+    "objective": objective,
+    "frames": frames,
+    "ranks": ranks,
+    "activity": activity,
+    "membership": membership,
+    "representatives": representatives,
+}
+DEFAULT = ("compression", "sparsity", "attention", "alignment")
+# run by default too, on models that have their hook points: those of ToST and of CBT
+OF_MEMBERS = ("membership", "representatives")
+# statistics of `ci.linear_probe`, which fits classifiers and so is not a Probe
+LINEAR, LINEAR_HEADING = "linear", "What a linear classifier reads off"
+_share = partial(Statistic, unit="share right", low=0.0, high=1.0)
+LINEAR_STATISTICS: dict[str, Statistic] = {
+    "accuracy": _share(
+        "Accuracy of a linear classifier", "higher is better",
+        how="Held-out accuracy of logistic regression on the layer's stream.",
+    ),
+    "permuted": _share(
+        "Accuracy with permuted labels", "chance, with its noise",
+        how="Held-out accuracy with labels permuted among samples: there is nothing to learn.",
+    ),
+    "input": _share(
+        "Accuracy from the input alone", "what the network adds nothing to",
+        how="Held-out accuracy of the same classifier on pixels or token ids, in every layer.",
+    ),
+    "chance": _share(
+        "Share of the commonest class", "chance",
+        how="Held-out accuracy of always predicting the commonest class of the training part.",
+    ),
+}  # fmt: skip
+
+
+def statistic(meta: Mapping[str, Any], name: str) -> Statistic:
+    """Returns the record of a "probe.statistic" of a result.
+
+    Unit, bounds and how to read it come from the result's meta. Title, direction and column come
+    from the meta if it holds them, else from the built-in probe of this name. A statistic in
+    neither gets a title made from its name.
+    """
+    facts = meta["statistics"].get(name, ("", None, None, ""))
+    title, direction, column = meta.get("titles", {}).get(name) or _known(name, facts).labels
+    unit, low, high, how = facts
+    return Statistic(title, direction, unit, low, high, how, column)
+
+
+def heading(meta: Mapping[str, Any], probe: str) -> str:
+    """Returns the heading that pages put above the statistics of a result's probe."""
+    return meta.get("headings", {}).get(probe) or _known_heading(probe) or title_of(probe)
+
+
+def labels_of(probes: Sequence[Probe]) -> dict[str, dict[str, Any]]:
+    """Returns the texts of probes that a result must store, since they do not follow from names.
+
+    "titles": title, direction and column of statistics; "headings": the headings of probes.
+    """
+    titles = {
+        f"{probe.name}.{name}": list(record.labels)
+        for probe in probes
+        for name, record in probe.records.items()
+        if record.labels != _known(f"{probe.name}.{name}", record.facts).labels
+    }
+    headings = {
+        probe.name: probe.heading
+        for probe in probes
+        if probe.heading not in ("", _known_heading(probe.name))
+    }
+    return ({"titles": titles} if titles else {}) | ({"headings": headings} if headings else {})
+
+
+def _known_heading(probe: str) -> str:
+    if probe == LINEAR:
+        return LINEAR_HEADING
+    return BUILT_IN[probe]().heading if probe in BUILT_IN else ""
+
+
+def _known(name: str, facts: Any) -> Statistic:
+    """Returns the record of a built-in statistic, or a record whose title is the name."""
+    probe, _, own = name.partition(".")
+    if probe == LINEAR:
+        known = LINEAR_STATISTICS
+    elif probe == "compression":
+        known = compression(at=tuple(PLACES)).records
+    else:
+        known = BUILT_IN[probe]().records if probe in BUILT_IN else {}
+    return known.get(own) or described(name, facts)
+
 
 __all__ = [
     "DEFAULT", "Probe", "Statistic", "activity", "alignment", "attention", "available",

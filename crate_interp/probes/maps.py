@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crate_interp.core import checks
-from crate_interp.core.progress import tqdm
+from crate_interp.core.run_options import tqdm
 from crate_interp.measures import attention_map, attention_rollout, input_maps, pca_map
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hook_points import check_atoms, check_pattern

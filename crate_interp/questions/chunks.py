@@ -24,7 +24,7 @@ from filelock import FileLock
 
 from crate_interp.core.files import check_regular, digest, digest_of_bytes, flush, foreign, write
 from crate_interp.core.folders import read_index
-from crate_interp.core.progress import note
+from crate_interp.core.run_options import note
 from crate_interp.questions.experiment import Pass, Tables, Task
 from crate_interp.results.result_files import table_from
 

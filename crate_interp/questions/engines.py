@@ -25,8 +25,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from crate_interp import __version__
-from crate_interp.data.picture_contents import Notes, noting
-from crate_interp.data.samples import Found, read_runs
+from crate_interp.data.samples import Found, Notes, noting, read_runs
 from crate_interp.questions.batches import ranges_of
 from crate_interp.questions.experiment import Tables, Task, Work
 from crate_interp.questions.provenance import torch_settings

@@ -15,8 +15,7 @@ import pandas as pd
 from crate_interp.core.run_options import DEFAULTS, RunOptions
 from crate_interp.core.safe_text import plain
 from crate_interp.data import Data, Samples, part
-from crate_interp.data.picture_contents import Notes, add, contents, noting, table_of
-from crate_interp.data.samples import Found
+from crate_interp.data.samples import Found, Notes, add, contents, noting, table_of
 from crate_interp.data.streams import Row, Stream
 from crate_interp.models.hooked import HookedModel
 from crate_interp.questions.batches import Chunk, Forward, data_of, nobody, run_layers, samples_of

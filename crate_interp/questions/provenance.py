@@ -17,8 +17,7 @@ from crate_interp.measures.checks import AUTOCAST
 from crate_interp.models.autoencoder import DecoderView
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.weight_cache import model_digest, values_of_weights
-from crate_interp.probes import Probe
-from crate_interp.probes.built_in import labels_of
+from crate_interp.probes import Probe, labels_of
 from crate_interp.questions.code_digest import Unknown, hooks_of, parts_of
 from crate_interp.results import sample_ranges
 

@@ -15,9 +15,9 @@ from crate_hooks import full_name
 from crate_interp.core import checks
 from crate_interp.core.run_options import Run, RunOptions, run_options
 from crate_interp.data import Data, Samples
-from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.preprocess import displayable
+from crate_interp.models.runtimes import with_weights
 from crate_interp.probes import Probe, maps, segmentation
 from crate_interp.probes.segmentation_probe import IGNORED, points_of
 from crate_interp.questions.asking import Experiment, Perhaps, ask

@@ -34,9 +34,8 @@ from crate_interp.core import checks
 from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.measures.checks import all_finite, in_full_precision
-from crate_interp.models.compat.offload import with_weights
-from crate_interp.models.gradients import check_gradients
-from crate_interp.models.hooked import HookedModel
+from crate_interp.models.hooked import HookedModel, check_gradients
+from crate_interp.models.runtimes import with_weights
 from crate_interp.questions.answers import Loss, check_logits, hits, losses, true_loss
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk, last_point

@@ -15,9 +15,9 @@ from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.data.streams import Stream
 from crate_interp.measures import condition_number, mutual_coherence
-from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hook_points import check_atoms
 from crate_interp.models.hooked import HookedModel
+from crate_interp.models.runtimes import with_weights
 from crate_interp.probes.layer_reading import dictionary
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk, Reading

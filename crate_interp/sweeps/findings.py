@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Shaped
 
-from crate_interp.probes.built_in import statistic
+from crate_interp.probes import statistic
 from crate_interp.results.result import Result
 from crate_interp.results.sample_ranges import counted
 from crate_interp.results.statistic import Row, low_to_high, sign_of

@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
-from crate_interp.probes.built_in import statistic
+from crate_interp.probes import statistic
 from crate_interp.results.result import Result, model_name
 
 if TYPE_CHECKING:

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from crate_hooks import full_name
 from crate_interp.core import checks
-from crate_interp.core.progress import tqdm
-from crate_interp.core.run_options import Run, RunOptions, run_options
+from crate_interp.core.run_options import Run, RunOptions, run_options, tqdm
 from crate_interp.data import Data, Samples
-from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
-from crate_interp.probes.built_in import LINEAR, LINEAR_STATISTICS
+from crate_interp.models.runtimes import with_weights
+from crate_interp.probes import LINEAR, LINEAR_STATISTICS
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk, Forward, Reading, last_point, run_layers
 from crate_interp.questions.experiment import Pass, Plan, Question, Rules, Tables

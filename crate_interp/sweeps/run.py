@@ -18,11 +18,10 @@ from crate_interp.data import Data, Samples, forms
 from crate_interp.data.streams import Stream
 from crate_interp.models.autoencoder import DecoderView
 from crate_interp.models.cache import CrateCache
-from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
+from crate_interp.models.runtimes import with_weights
 from crate_interp.models.weight_cache import weight_mark
-from crate_interp.probes import BUILT_IN, DEFAULT, Probe, resolve
-from crate_interp.probes.built_in import OF_MEMBERS
+from crate_interp.probes import BUILT_IN, DEFAULT, OF_MEMBERS, Probe, resolve
 from crate_interp.probes.probe import MASKS
 from crate_interp.questions import batches
 from crate_interp.questions.asking import Experiment, Perhaps, ask

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from crate_interp.core import checks, folders
 from crate_interp.core.files import check_regular, digest, flush, write
-from crate_interp.core.progress import note
-from crate_interp.core.run_options import Run, run_options
+from crate_interp.core.run_options import Run, note, run_options
 from crate_interp.data import Data, Samples
-from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hook_points import NamesFilter
 from crate_interp.models.hooked import HookedModel
+from crate_interp.models.runtimes import with_weights
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk, run_layers
 from crate_interp.questions.chunks import CHUNKS, is_ours, writable

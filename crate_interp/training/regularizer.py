@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from crate_interp.core import checks
 from crate_interp.measures import l0_norm, l1_norm, sparse_rate_reduction
-from crate_interp.models.gradients import check_gradients
-from crate_interp.models.hooked import HookedModel
+from crate_interp.models.hooked import HookedModel, check_gradients
 from crate_interp.models.layers.block import Layer
 from crate_interp.probes.layer_reading import subspaces
 

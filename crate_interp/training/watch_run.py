@@ -18,8 +18,7 @@ from crate_interp.core import checks
 from crate_interp.core.run_options import run_options
 from crate_interp.core.safe_text import plain
 from crate_interp.data import Data, Samples
-from crate_interp.data.picture_contents import Notes, Reads, contents, noting, table_of
-from crate_interp.data.samples import read_runs
+from crate_interp.data.samples import Notes, Reads, contents, noting, read_runs, table_of
 from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
 from crate_interp.questions.batches import check_model, ranges_of

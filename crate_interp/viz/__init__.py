@@ -9,19 +9,22 @@ from typing import TYPE_CHECKING
 from crate_interp.core.lazy_names import lazy
 
 if TYPE_CHECKING:
-    from crate_interp.viz.explorer.explorer_page import explore
-    from crate_interp.viz.figures.attention_images import attention_on_image, head_grid
-    from crate_interp.viz.figures.by_layer import beside, layers, steps
-    from crate_interp.viz.figures.circuit_figures import circuit, graph_figure
-    from crate_interp.viz.figures.compared_curves import compare, concentration
-    from crate_interp.viz.figures.heatmaps import head_ablation, heads, heatmap
-    from crate_interp.viz.pages.ablation_page import ablation_page, concentration_page
-    from crate_interp.viz.pages.atom_pages import atlas_pages, atoms_page
-    from crate_interp.viz.pages.audit_page import audit_page
-    from crate_interp.viz.pages.cache_views import activations, attention, top_tokens
-    from crate_interp.viz.pages.comparison_page import compare_page
-    from crate_interp.viz.pages.graph_page import graph
-    from crate_interp.viz.pages.segment_page import segment_page
+    from crate_interp.viz.atom_pages import atlas_pages, atoms_page
+    from crate_interp.viz.attention_images import attention_on_image, head_grid
+    from crate_interp.viz.audit_pages import audit_page
+    from crate_interp.viz.by_layer import beside, layers, steps
+    from crate_interp.viz.cache_views import activations, attention, top_tokens
+    from crate_interp.viz.circuit_figures import circuit, graph_figure
+    from crate_interp.viz.compared_curves import compare, concentration
+    from crate_interp.viz.comparison_pages import (
+        ablation_page,
+        compare_page,
+        concentration_page,
+    )
+    from crate_interp.viz.explorer_page import explore
+    from crate_interp.viz.graph_pages import graph
+    from crate_interp.viz.heatmaps import head_ablation, heads, heatmap
+    from crate_interp.viz.segment_pages import segment_page
 
 __all__ = [
     "ablation_page", "activations", "atlas_pages", "atoms_page", "attention",

@@ -23,7 +23,7 @@ from mkdocs.structure.files import File, Files
 
 import crate_interp as ci
 from crate_interp.core.safe_text import in_markdown
-from crate_interp.viz.pages.page import TERMS, finder, forms
+from crate_interp.viz.page import TERMS, finder, forms
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

@@ -5,7 +5,6 @@ model, whose hook points are modules called `blocks.{layer}.{point}`.
 """
 
 from crate_hooks import edit
-from crate_hooks.names import ATTENTION, CODES, PATTERN, RESID, every_layer, full_name
-from crate_hooks.reading import read
+from crate_hooks.reading import ATTENTION, CODES, PATTERN, RESID, every_layer, full_name, read
 
 __all__ = ["ATTENTION", "CODES", "PATTERN", "RESID", "edit", "every_layer", "full_name", "read"]

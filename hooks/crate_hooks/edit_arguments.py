@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from crate_hooks.names import HEADS_FIRST, position_axis
+from crate_hooks.reading import HEADS_FIRST, position_axis
 
 Edit = Callable[[Tensor, Any], Tensor]
 Chosen = int | Collection[int] | Tensor | None  # which heads, atoms or positions; None for all

@@ -1,6 +1,11 @@
-"""Reads activations while the model runs, and keeps only the results of a function on them."""
+"""Names of the hook points in a block, as presets for `names_filter` and for `read`.
 
-from collections.abc import Callable, Iterator, Sequence
+`read` takes activations while the model runs, and keeps only the results of a function on them.
+hooks/README.md is the catalogue of points.
+"""
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import get_ident
@@ -8,7 +13,86 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from crate_hooks.names import every_layer, full_name, layer_numbers
+RESID = ("hook_resid_pre", "hook_resid_mid", "hook_resid_post")
+CODES = ("attn.hook_u", "mlp.hook_post")
+PATTERN = ("attn.hook_pattern",)
+ATTENTION = ("attn.hook_u", "attn.hook_attn_scores", "attn.hook_pattern", "attn.hook_z")
+MEMBERSHIP = ("attn.hook_pi", "attn.hook_moment", "attn.hook_weight")  # of ToST
+CONTRACTION = (  # of CBT
+    "attn.hook_rep", "attn.hook_contract", "attn.hook_rep_post", "attn.hook_rep_pattern",
+)  # fmt: skip
+
+# The axis of tokens, where it is not 1; None: the point has none. Patterns have one for queries.
+_POSITION_AXES: dict[str, int | None] = {
+    "hook_attn_scores": 2, "hook_pattern": 2, "hook_pi": 2, "hook_moment": 2, "hook_weight": 2,
+    "hook_contract": 3, "hook_rep": None, "hook_rep_post": None, "hook_rep_pattern": None,
+    "hook_pooled": None, "hook_features": None, "hook_mask": None, "hook_pred": None,
+}  # fmt: skip
+# the points [batch, head, ...]; all others with heads are [batch, any, head, ...]
+HEADS_FIRST = (
+    "hook_attn_scores", "hook_pattern", "hook_pi", "hook_moment", "hook_weight", "hook_contract",
+    "hook_rep_pattern",
+)  # fmt: skip
+
+
+def position_axis(name: str) -> int | None:
+    """Returns the axis of a point's activation that counts the tokens, or None if it has none.
+
+    Points of the class attention of ToST have none: their tokens are CLS and the patches, one more
+    than in the stream.
+    """
+    if "cls_blocks." in name:
+        return None
+    return _POSITION_AXES.get(name.rsplit(".", 1)[-1], 1)
+
+
+def full_name(point: str, layer: int, blocks: str = "blocks") -> str:
+    """Returns the name of a block's point in the whole model.
+
+    `full_name("attn.hook_u", 3)` is "blocks.3.attn.hook_u".
+    """
+    return f"{blocks}.{layer}.{point}"
+
+
+def every_layer(
+    model: nn.Module,
+    points: str | Sequence[str],
+    layers: Iterable[int] | None = None,
+    blocks: str = "blocks",
+) -> list[str]:
+    """Returns the full names of `points` in all layers, or in `layers`, for `names_filter`.
+
+        model.run_with_cache(x, names_filter=every_layer(model, RESID))
+
+    blocks: the name of the list of layers, "decoder_blocks" for the decoder of a masked
+    autoencoder. Raises KeyError if the model lacks the list or a point.
+    """
+    wanted = [points] if isinstance(points, str) else list(points)
+    try:
+        indices = layer_numbers(model, blocks) if layers is None else list(layers)
+    except AttributeError:
+        raise KeyError(
+            f"the model itself has no {blocks}: give one of its towers, such as model.visual."
+        ) from None
+    names = [full_name(point, layer, blocks) for layer in indices for point in wanted]
+    for name in names:
+        try:
+            model.get_submodule(name)
+        except AttributeError:
+            known = [module for module, _ in model.named_modules()]
+            near = difflib.get_close_matches(name, known, n=3)
+            hint = f"Did you mean {', '.join(near)}?" if near else "model.hook_dict lists them all."
+            raise KeyError(f"the model has no hook point {name!r}. {hint}") from None
+    return names
+
+
+def layer_numbers(model: nn.Module, blocks: str) -> list[int]:
+    """Returns the numbers of all layers in the list of layers called `blocks`.
+
+    Raises AttributeError if the model has no such list.
+    """
+    return list(range(len(list(model.get_submodule(blocks).children()))))
+
 
 Result = TypeVar("Result")
 

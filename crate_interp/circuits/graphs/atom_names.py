@@ -14,19 +14,24 @@ from PIL import Image
 from scipy.stats import rankdata
 from torch import Tensor
 
-from crate_interp.circuits.atlases.atom_logits import answer_names
-from crate_interp.circuits.atlases.excerpts import excerpts
-from crate_interp.circuits.graphs import concepts
-from crate_interp.circuits.graphs.concepts import Concept
+from crate_interp.circuits.atom_logits import answer_names
+from crate_interp.circuits.excerpts import (
+    Concept,
+    concepts_of_patches,
+    concepts_of_samples,
+    concepts_of_tokens,
+    excerpts,
+    special_tokens,
+)
 from crate_interp.core import checks
 from crate_interp.core.pictures import decoded
 from crate_interp.core.run_options import Run, run_options
 from crate_interp.core.safe_text import visible
 from crate_interp.data import Data, Samples
 from crate_interp.measures.checks import in_full_precision
-from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hook_points import check_atoms
 from crate_interp.models.hooked import HookedModel
+from crate_interp.models.runtimes import with_weights
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk, Reading
 from crate_interp.questions.edited_runs import every_entry
@@ -165,7 +170,7 @@ class NamesOfAtoms(Question):
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
         """Returns what run.json and meta record of the question."""
-        return {"settings": {"seed": self.seed, "special": concepts.special_tokens(model) or 0}}
+        return {"settings": {"seed": self.seed, "special": special_tokens(model) or 0}}
 
     def plan(self, run: Experiment) -> Plan:
         """Yields the passes, and returns the tables of the result."""
@@ -202,12 +207,12 @@ def _named(chunk: Chunk, seed: int, progress: bool) -> Tables:
     tokens = [torch.cat(parts) for parts in kept["codes"]]
     if chunk.model.cfg.kind == "text":
         words = [visible(word) for word in answer_names(chunk.model)]
-        known = concepts.of_tokens(torch.cat(inputs), words)
+        known = concepts_of_tokens(torch.cat(inputs), words)
     else:
         pictures = torch.cat(masks) if masks else None
-        known = concepts.of_patches(chunk.model, len(tokens[0]), tokens[0].shape[1], pictures)
+        known = concepts_of_patches(chunk.model, len(tokens[0]), tokens[0].shape[1], pictures)
     own = None if samples.labels is None else [samples.labels[n] for n in numbers]
-    classes = concepts.of_samples(own, samples.names)
+    classes = concepts_of_samples(own, samples.names)
     generator = torch.Generator().manual_seed(seed)
     groups = None if samples.groups is None else np.array(samples.groups)[numbers]
     rows = [

@@ -14,8 +14,7 @@ from crate_interp.circuits.graphs.steering import Steering, steered, steering_ho
 from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import plain
 from crate_interp.measures.checks import in_full_precision
-from crate_interp.models.gradients import check_gradients
-from crate_interp.models.hooked import HookedModel, check_hooked
+from crate_interp.models.hooked import HookedModel, check_gradients, check_hooked
 from crate_interp.questions.provenance import model_meta
 from crate_interp.results.result import Result, first
 

@@ -9,23 +9,21 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from crate_interp.circuits.atlases.atom_logits import answer_names
-from crate_interp.circuits.atlases.excerpts import as_webp, rgb
+from crate_interp.circuits.atom_logits import answer_names
+from crate_interp.circuits.excerpts import as_webp, rgb, special_tokens
 from crate_interp.circuits.graphs import question as questions
 from crate_interp.circuits.graphs import result, trust
 from crate_interp.circuits.graphs.atom_names import AtomNames
-from crate_interp.circuits.graphs.concepts import special_tokens
 from crate_interp.circuits.graphs.derivatives import FREEZABLE, CutPass, Explained, values
 from crate_interp.circuits.graphs.question import Question, Target
 from crate_interp.circuits.graphs.result import AttributionGraph, node_name
 from crate_interp.circuits.graphs.selection import SKIP, Graph, edge_table, select
 from crate_interp.core import checks
-from crate_interp.core.progress import tqdm
+from crate_interp.core.run_options import tqdm
 from crate_interp.core.safe_text import visible
 from crate_interp.measures.checks import in_full_precision
-from crate_interp.models.compat.offload import with_weights
-from crate_interp.models.gradients import check_gradients
-from crate_interp.models.hooked import HookedModel
+from crate_interp.models.hooked import HookedModel, check_gradients
+from crate_interp.models.runtimes import with_weights
 from crate_interp.questions.edited_runs import joined
 from crate_interp.questions.provenance import model_meta
 from crate_interp.questions.untrained_twins import twin

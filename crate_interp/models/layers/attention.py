@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
-from crate_interp.models.compat.offload import at_hand, bias_of
+from crate_interp.models.layers import Bases, Codes, HeadBias, Stream
 from crate_interp.models.layers.context import Context, rotate
 from crate_interp.models.layers.norm import HookedNorm, HookedPart, is_hooked
-from crate_interp.models.layers.shapes import Bases, Codes, HeadBias, Stream
+from crate_interp.models.runtimes import at_hand, bias_of
 
 _INTO_HEADS = "batch pos head d_model, head d_model d_head -> batch pos head d_head"
 

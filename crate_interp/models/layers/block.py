@@ -8,11 +8,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crate_interp.config import CrateConfig
+from crate_interp.models.layers import Stream
 from crate_interp.models.layers.attention import MSSA, Attention, SelfAttention
 from crate_interp.models.layers.context import Context
 from crate_interp.models.layers.norm import HookedPart, is_hooked, make_norm
 from crate_interp.models.layers.patternless import CBSA, TSSA
-from crate_interp.models.layers.shapes import Stream
 from crate_interp.models.layers.sparse_steps import MLP, STEPS, SparseStep
 
 # `attention` of a family -> its class

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from crate_interp.config import CrateConfig
-from crate_interp.models.compat.torch_compile import readable
-from crate_interp.models.layers.shapes import Ids, Mask
+from crate_interp.models.layers import Ids, Mask
+from crate_interp.models.runtimes import readable
 
 
 @dataclass

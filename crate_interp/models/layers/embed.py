@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
-from crate_interp.models.compat.offload import at_hand, bias_of
+from crate_interp.models.layers import Patches, Pixels, Stream
 from crate_interp.models.layers.norm import is_hooked
-from crate_interp.models.layers.shapes import Patches, Pixels, Stream
+from crate_interp.models.runtimes import at_hand, bias_of
 
 
 class TokenEmbed(nn.Embedding):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
-from crate_interp.models.compat.torch_compile import readable
+from crate_interp.models.runtimes import readable
 
 
 class HookedPart(nn.Module):

@@ -11,10 +11,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from crate_interp.config import CrateConfig
-from crate_interp.models.compat.offload import bias_of
+from crate_interp.models.layers import Codes, HeadBias, HeadCodes, Stream
 from crate_interp.models.layers.attention import Attention, SubspaceCodes
 from crate_interp.models.layers.context import Context
-from crate_interp.models.layers.shapes import Codes, HeadBias, HeadCodes, Stream
+from crate_interp.models.runtimes import bias_of
 
 _LEAST_MASS = 1e-8  # is added to the mass of a subspace, as in the official code
 _LEAST_SQUARE = 1e-12  # the smallest sum of squares that a code is divided by

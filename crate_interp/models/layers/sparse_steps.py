@@ -9,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from crate_interp.config import CrateConfig
-from crate_interp.models.compat.offload import at_hand, bias_of
+from crate_interp.models.layers import Atoms, Hidden, Rows, Stream
 from crate_interp.models.layers.norm import HookedPart
-from crate_interp.models.layers.shapes import Atoms, Hidden, Rows, Stream
+from crate_interp.models.runtimes import at_hand, bias_of
 
 
 @dataclass(frozen=True)

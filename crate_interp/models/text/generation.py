@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from crate_interp.core import checks, errors, progress
+from crate_interp.core import checks, errors
+from crate_interp.core.run_options import tqdm
 from crate_interp.models.layers.context import Past, check_side
 from crate_interp.models.text.text_and_tokens import TextMixin, is_text
 from crate_interp.models.text.tokenizer import is_hugging_face, separator
@@ -183,7 +184,7 @@ def _steps(
     over = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
     end_ids = torch.tensor(ends, dtype=torch.long, device=tokens.device)
     quiet = not options.verbose
-    for step in progress.tqdm(range(max_new_tokens), desc="generate", unit="token", disable=quiet):
+    for step in tqdm(range(max_new_tokens), desc="generate", unit="token", disable=quiet):
         if options.use_past_kv_cache and tokens.shape[1] <= n_ctx:
             mask = None if step else real  # the past already has the mask of its tokens
             logits = model(tokens[:, past.length :], past=past, attention_mask=mask)

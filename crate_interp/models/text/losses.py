@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from crate_interp.core import checks
-from crate_interp.models.compat.torch_compile import readable
+from crate_interp.models.runtimes import readable
 
 IGNORED = -100  # the label of a token that losses ignore, as in torch and transformers
 

@@ -14,8 +14,8 @@ from crate_interp.config import CrateConfig
 from crate_interp.core import checks
 from crate_interp.core.errors import NoTokenizerError, ShortTextError, TextError
 from crate_interp.core.safe_text import plain
-from crate_interp.models.compat.torch_compile import readable
 from crate_interp.models.layers.context import Past, after_past, check_side, mask_from_pads, padded
+from crate_interp.models.runtimes import readable
 from crate_interp.models.text.tokenizer import (
     decode,
     encode,

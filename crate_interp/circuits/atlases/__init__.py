@@ -1,1 +1,0 @@
-"""The atlas of the dictionary: what each atom fires on, and what it changes."""

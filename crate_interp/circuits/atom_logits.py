@@ -1,0 +1,165 @@
+"""What an atom tells: the logits that it moves, by weights or on data, and its nearest atoms."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from crate_interp.circuits import atom_effects
+from crate_interp.circuits.attribution import residual_gains
+from crate_interp.core.safe_text import LONGEST
+from crate_interp.data import Samples
+from crate_interp.models.hooked import HookedModel
+from crate_interp.models.layers.norm import HookedLayerNorm
+from crate_interp.probes.layer_reading import dictionary
+from crate_interp.questions.edited_runs import every_entry, pieces, with_gradients
+from crate_interp.stats.intervals import interval_of_sums, signs
+
+NAMED = 3  # how many classes or tokens, and how many near atoms, are listed for each atom
+# each logit takes its own backward: with more than MANY, the model's FEW most frequent answers
+MANY, FEW = 16, 8
+COLUMNS = ["layer", "atom", "logit", "name", "n", "total", "squares"]
+
+
+def answer_names(model: HookedModel) -> list[str]:
+    """Returns the names of a model's classes, or the strings of its tokens; long ones are cut."""
+    net: Any = model
+    numbers = range(net.W_U.shape[1])
+    if model.cfg.kind == "text":
+        try:
+            names = [net.to_single_str_token(token) for token in numbers]
+        except ValueError:  # there is no tokenizer
+            names = [str(token) for token in numbers]
+    else:
+        names = model.cfg.labels or [f"class {number}" for number in numbers]
+    return [name[:LONGEST] for name in names]
+
+
+def directions(model: HookedModel) -> pd.DataFrame:
+    """Returns a row per layer and atom: layer, atom, raises, lowers, nearest, nearest_cosine.
+
+    raises, lowers: the classes or tokens whose logit the atom's direction moves most on the direct
+    path. Logit t moves by `gain <row of W_out, g * w_t>` less the mean over t, for a code of 1 and
+    a final norm of scale 1. gain: the factor of nanochat's residual lambdas. g: the final norm's
+    weight. w_t: the column of W_U. raises and lowers are "" if sparse steps replace the stream
+    (`cfg.residual` is False), because then no direct path leads from a layer to the logits.
+    nearest: the atoms of other layers whose columns of D have the largest cosine with the atom's.
+    """
+    layers, width = len(model.blocks), model.cfg.d_mlp
+    raises, lowers = _logits(model) if model.cfg.residual else ([""] * layers * width,) * 2
+    nearest, cosines = _nearest(model)
+    table = every_entry("raises", raises, layer=range(layers), atom=range(width))
+    return table.assign(lowers=lowers, nearest=nearest, nearest_cosine=cosines)
+
+
+def _logits(model: Any) -> tuple[list[str], list[str]]:
+    """Returns the names of the logits that each atom raises most and lowers most."""
+    names, read = np.array(answer_names(model), dtype=object), model.W_U
+    if isinstance(model.ln_final, HookedLayerNorm):
+        read = model.ln_final.weight[:, None] * read
+        read = read - read.mean(dim=0, keepdim=True)
+    raises, lowers = [], []
+    for block, gain in zip(model.blocks, residual_gains(model)[0], strict=True):
+        moved = gain * block.mlp.written() @ read  # [atom, logit]
+        moved = moved - moved.mean(dim=1, keepdim=True)
+        for largest, texts in ((True, raises), (False, lowers)):
+            best = moved.topk(min(NAMED, moved.shape[1]), dim=1, largest=largest)
+            for values, places in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+                pairs = zip(names[places], values, strict=True)
+                texts.append(", ".join(f"{name!r} {value:+.2g}" for name, value in pairs))
+    return raises, lowers
+
+
+def _nearest(model: Any) -> tuple[list[str], list[float]]:
+    """Returns, for each atom, the nearest atoms of other layers as text, and the largest cosine."""
+    bases, width = [dictionary(block) for block in model.blocks], model.cfg.d_mlp
+    unit = [None if d is None else F.normalize(d.detach().float(), dim=0) for d in bases]
+    names: list[str] = []
+    cosines: list[float] = []
+    for layer, mine in enumerate(unit):
+        others = [(other, d) for other, d in enumerate(unit) if other != layer and d is not None]
+        if mine is None or not others:
+            names += [""] * width
+            cosines += [np.nan] * width
+            continue
+        # the nearest of each layer are found first, so that memory never holds all pairs of atoms
+        best = [(other * width, (mine.T @ d).topk(min(NAMED, width), dim=1)) for other, d in others]
+        values = torch.cat([top.values for _, top in best], dim=1)
+        places = torch.cat([start + top.indices for start, top in best], dim=1)
+        top = values.topk(min(NAMED, values.shape[1]), dim=1)
+        numbers = places.gather(1, top.indices).tolist()
+        for atoms, near in zip(numbers, top.values.tolist(), strict=True):
+            pairs = zip(atoms, near, strict=True)
+            words = [f"L{atom // width}A{atom % width} {value:.2f}" for atom, value in pairs]
+            names.append(", ".join(words))
+        cosines += top.values[:, 0].tolist()
+    return names, cosines
+
+
+def logit_effects(
+    model: HookedModel, inputs: Tensor | None, numbers: Sequence[int], samples: Samples
+) -> pd.DataFrame:
+    """Returns a row per layer, atom and logit: layer, atom, logit, name, n, total, squares.
+
+    total, squares: the sums over samples of `sum_t z_tj d logit / d z_tj` and of its square, with
+    z_tj the code of atom j at token t. Here `logit` is the logit less the mean of all logits; for
+    text, it is averaged over tokens. A positive sum means that the atom raises the logit, to first
+    order. Each logit takes its own backward. So if there are more than 16 classes or tokens, only
+    the 8 that the model answers most often on these samples are measured. The table is empty
+    without inputs. numbers: those of the inputs among the samples. For samples with groups it
+    also has the columns of `stats.contrasts.columns_of_sums`.
+    """
+    if inputs is None:
+        return pd.DataFrame({name: [] for name in COLUMNS})
+    net: Any = model
+    count = net.W_U.shape[1]
+    chosen, sums = torch.arange(count), atom_effects.EffectSums(samples)
+    if count > MANY:
+        answers = torch.zeros(count, dtype=torch.long)
+        with torch.no_grad():
+            for piece, _ in pieces(model, inputs, numbers):
+                answers += net(piece).argmax(dim=-1).flatten().cpu().bincount(minlength=count)
+        chosen = answers.topk(FEW).indices.sort().values
+    for piece, own in pieces(model, inputs, numbers):
+        with torch.enable_grad():
+            logits, codes = with_gradients(model, piece, atom_effects.code_points(model))
+            centred = logits - logits.mean(dim=-1, keepdim=True)
+            centred = centred.mean(dim=1) if centred.ndim == 3 else centred
+            effects = [
+                atom_effects.code_times_gradient(centred[:, place].sum(), codes.values(), True)
+                for place in chosen
+            ]
+        sums.add(torch.stack(effects, dim=1), own)  # [batch, logit, layer, atom]
+    table: Any = sums.table("logit", "layer", "atom", n=len(inputs))
+    names = np.array(answer_names(model), dtype=object)
+    logit = chosen.numpy()[table["logit"]]
+    return table.assign(logit=logit, name=names[logit])[[*COLUMNS, *table.columns[6:]]]
+
+
+def named(table: pd.DataFrame) -> pd.DataFrame:
+    """Returns a row per layer and atom: layer, atom, raises, lowers.
+
+    raises, lowers: the names of up to three logits whose interval excludes 0, each with its mean
+    effect and half the width of its 95 % interval.
+    """
+    mean, low, high = interval_of_sums(table)
+    known: Any = table.assign(mean=mean, high=high)
+    clear = known[signs(low, high) != 0]
+    keys = ["layer", "atom"]
+    every = known[keys].drop_duplicates().sort_values(keys, ignore_index=True)
+    for word, ascending in (("raises", False), ("lowers", True)):
+        side = clear[(clear["mean"] > 0) != ascending]
+        side = side.sort_values([*keys, "mean"], ascending=[True, True, ascending])
+        side = side.groupby(keys).head(NAMED)
+        texts = [
+            f"{row.name!r} {row.mean:+.2g} ± {row.high - row.mean:.1g}"
+            for row in side[["name", "mean", "high"]].itertuples(index=False)
+        ]
+        texts = pd.Series(texts, index=side.index, dtype=str)  # text type even for an empty table
+        joined = side[keys].assign(**{word: texts}).groupby(keys)[word].agg(", ".join)
+        every = every.merge(joined.reset_index(), on=keys, how="left")
+    return every.fillna({"raises": "", "lowers": ""})

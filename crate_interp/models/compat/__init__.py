@@ -1,1 +1,0 @@
-"""Makes models work as other libraries expect: TransformerLens, transformers and torch.compile."""

@@ -1,0 +1,280 @@
+"""Pages of atoms: an atlas of what each responds to and does, and how often each is on.
+
+An atlas is an index of all atoms and, for each layer, a page of its atoms' inputs. The page of
+statistics has the firing rates by layer, and cards of the strongest atoms.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from PIL import Image
+
+from crate_interp.circuits import Atlas
+from crate_interp.core.files import write_text
+from crate_interp.core.pictures import decoded
+from crate_interp.core.safe_text import cell, visible
+from crate_interp.questions.answers import LOSSES
+from crate_interp.stats.intervals import LEVEL
+from crate_interp.sweeps.atom_statistics import AtomResult
+from crate_interp.sweeps.atom_sums import OCTAVES, histograms
+from crate_interp.viz.canvas import TEXT, TRAINED, canvas
+from crate_interp.viz.page import inline_svg, picture_uri, result_page, write_page
+
+SHOWN = 60  # atoms that a page of an atlas shows at once
+CARDS, _TOKENS = 8, 4  # of the page of statistics: cards of each layer, tokens of each card
+_ON_INDEX = {"images": 3, "windows": 1}  # patches or contexts of each atom on the index
+_SIDE = 72  # pixels of a patch with those around it
+_LINE_ENDS = str.maketrans({"\r": "", "\n": "\u21b5", "\t": "\u2192"})
+_PARTS = ("before", "at", "after")  # of the text around a token
+
+Excerpts = Mapping[str, pd.DataFrame]
+Atom = dict[str, Any]
+
+
+def atlas_pages(atlas: Atlas, out: str | Path) -> Path:
+    """Writes index.html, a layer-L.html for each layer and the atlas (Atlas.save) into a folder.
+
+    atoms.csv holds the atlas's main table. Returns the path of the index, which lists all atoms
+    with their patches and can be sorted and filtered. The atom that the headline names comes first.
+    Then come atoms whose effect on the loss was measured exactly, in order of this effect, and the
+    other atoms, in order of their first-order effect; atoms that are on at most tokens come last.
+    An image's patch is shown boxed, with the patches around it; CLS is shown as the entire image,
+    with a note. A token of a text is shown with the 12 tokens before it and 4 after it. The page of
+    a layer holds its first 60 atoms; it reads the others from layers/layer-L.js when they are asked
+    for. images/ has the images that patches are cut from. The pages can be opened from the disk.
+
+    Raises ValueError if the folder cannot be written, or another process is writing it.
+    """
+    with atlas.saved_with_pages(out) as stage:
+        _write(atlas, stage)
+    return Path(out) / "index.html"
+
+
+def _write(atlas: Atlas, out: Path) -> None:
+    """Writes the pages, the images that patches are cut from and the table of atoms."""
+    table: Any = atlas.table()
+    write_text(out / "atoms.csv", table.map(cell).to_csv(index=False, float_format="%.4g"))
+    images, counts = atlas.table("images"), histograms(atlas.table("sums"))
+    if len(images):
+        (out / "images").mkdir(exist_ok=True)
+    for sample, picture in zip(images["sample"], images["picture"], strict=True):
+        decoded(picture, "an image")
+        (out / "images" / f"{int(sample)}.webp").write_bytes(picture)
+    about = {"is_text": atlas.meta["unit"] == "windows", "measured": atlas.table("logits")}
+    about["direct"] = any(atlas.table("directions")["raises"].tolist())
+    data = {"text": about["is_text"], "unit": atlas.meta["unit"], "grid": [0, 0]}
+    data |= {"shown": SHOWN, "octave": OCTAVES[0]}
+    if len(images):
+        data["grid"] = images[["rows", "columns"]].iloc[0].tolist()
+    every = _atoms(atlas)
+    (out / "layers").mkdir(exist_ok=True)
+    for layer in sorted({atom["layer"] for atom in every}):
+        atoms = [atom for atom in every if atom["layer"] == layer]
+        atoms.sort(key=partial(_order, lead=atlas.lead(layer)))
+        cards = [_carried(atom, counts.get((layer, atom["atom"]), [])) for atom in atoms]
+        page = result_page(
+            atlas,
+            "atlas-layer.html",
+            f"the atoms of layer {layer}",
+            answer=atlas.largest(layer),
+            numbers={},
+            layer=layer,
+            data=data | {"layer": layer, "atoms": cards[:SHOWN], "count": len(cards)},
+            **about,
+        )
+        write_text(out / f"layer-{layer}.html", page)
+        # a page opened from the disk may not read a file of JSON, but may run a script
+        rest = json.dumps(cards[SHOWN:], ensure_ascii=False, separators=(",", ":"))
+        write_text(out / "layers" / f"layer-{layer}.js", f"more({rest});")
+    every.sort(key=partial(_order, lead=atlas.lead()))
+    counts = {kind: atlas.clear(kind) for kind in ("first_order", "ablation")}
+    tried = counts["ablation"][1] > 0
+    clear, tested = counts["ablation" if tried else "first_order"]
+    layers, agreement = atlas.layers(), atlas.table("agreement")
+    if len(agreement):
+        layers = layers.merge(agreement[["layer", "rank_correlation"]], on="layer", how="left")
+    page = result_page(
+        atlas,
+        "atlas-index.html",
+        "an atlas of its atoms",
+        answer=f"Removing {clear:,} of {tested:,} {'tested ' * tried}atoms measurably changes the "
+        f"loss{'' if tried else ', to first order'}; about {LEVEL * tested:,.0f} would by chance.",
+        doubts=[atlas.largest()],
+        numbers={"Layers": layers},
+        loss=LOSSES[atlas.meta["loss"]],
+        counts=counts,
+        ablated=int(table["ablated"].max()),
+        data=data | {"atoms": [_listed(atom, _ON_INDEX[atlas.meta["unit"]]) for atom in every]},
+        **about,
+    )
+    write_text(out / "index.html", page)
+
+
+def _order(atom: Atom, lead: tuple[int, int]) -> tuple[bool, bool, bool, float, int, int]:
+    """Returns an atom's sort key: the lead first, dense atoms last, exact and large effects first.
+
+    An atom that is on at most tokens may have a large effect, but its tokens explain nothing.
+    """
+    place = atom["layer"], atom["atom"]
+    return place != lead, atom["state"] == "dense", not atom["exact"], -abs(atom["effect"]), *place
+
+
+def _atoms(atlas: Atlas) -> list[Atom]:
+    """Returns a record of each atom: its row, its effect, its tokens, its neighbours."""
+    texts = {
+        (row["sample"], row["token"]): [row[part].translate(_LINE_ENDS) for part in _PARTS]
+        for row in atlas.table("contexts").to_dict("records")
+    }
+    tokens: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    top: Any = atlas.table("top").sort_values(["layer", "atom", "rank"])
+    for row in top.to_dict("records"):
+        text = texts[row["sample"], row["token"]] if atlas.meta["unit"] == "windows" else []
+        tokens.setdefault((row["layer"], row["atom"]), []).append(row | {"text": text})
+    atoms = []
+    table: Any = atlas.table()
+    for row in table.to_dict("records"):
+        exact = bool(row["ablated"] > 0)
+        kind = "ablation" if exact else "first_order"
+        facts = {"exact": exact, "tokens": tokens.get((row["layer"], row["atom"]), [])}
+        facts |= {"effect": row[kind], "low": row[f"{kind}_low"], "high": row[f"{kind}_high"]}
+        facts["neighbours"] = re.findall(r"L(\d+)A(\d+) (-?[\d.]+)", row["nearest"])
+        atoms.append(row | facts)
+    return atoms
+
+
+def _carried(atom: Atom, counts: list[int]) -> list[Any]:
+    """Returns an atom as a list, the form that the script of a layer reads.
+
+    counts: at how many tokens its value lies in each octave; the list has their heights, from 0 to
+    9 and in proportion to the largest, as one text.
+    """
+    most = max(counts, default=0) or 1
+    heights = "".join(str(-(-9 * count // most)) for count in counts)
+    names = ("firing_rate", "effect", "low", "high", "first_order")
+    near = [[int(layer), int(other), float(cosine)] for layer, other, cosine in atom["neighbours"]]
+    tokens = [
+        [token["sample"], token["token"], _short(token["value"]), *map(visible, token["text"])]
+        for token in atom["tokens"]
+    ]
+    logits = [visible(atom[name]) for name in ("raises", "lowers")]
+    numbers = [_short(atom[name]) for name in names]
+    return [atom["atom"], *numbers, atom["ablated"], atom["state"], *logits, near, tokens, heights]
+
+
+def _listed(atom: Atom, count: int) -> list[Any]:
+    """Returns an atom as a list, the form that the script of the index reads."""
+    tokens = atom["tokens"][:count]
+    texts = [[visible(part) for part in token["text"]] for token in tokens if token["text"]]
+    numbers = [_short(atom[name]) for name in ("firing_rate", "effect", "low", "high")]
+    # the logit that it moves most, of up to three
+    logits = [visible(re.split(r", (?=')", atom[name])[0]) for name in ("raises", "lowers")]
+    places = [[token["sample"], token["token"]] for token in tokens]
+    start = [atom["layer"], atom["atom"], *numbers, int(atom["exact"]), atom["state"]]
+    return [*start, *logits, places, texts]
+
+
+def _short(value: float) -> float | None:
+    # intervals over very few samples have infinite ends, and JSON has no infinity and no NaN
+    return float(f"{value:.3g}") if math.isfinite(value) else None
+
+
+def atoms_page(result: AtomResult, out: str | Path, *, excerpts: Excerpts | None = None) -> Path:
+    """Writes atoms.html and the result (save) into a folder, and returns the path of the page.
+
+    Each layer has the cards of the atoms with the largest share of its energy, without dead and
+    dense ones: how often an atom is on, a histogram of its values, and the tokens in which it is
+    largest. excerpts: the tables `images` and `contexts` of an atlas of the same data
+    (`atlas.tables`), to show these tokens; without them they are named by sample and position.
+    Raises ValueError if the folder cannot be written, or another process is writing it.
+    """
+    return write_page(
+        result,
+        out,
+        "atoms.html",
+        "when its atoms are on",
+        answer=result.finding(),
+        numbers={"Layer by layer": result.layers()},
+        rates=inline_svg(_rates(result), result.finding(), salt="rates"),
+        layers=_cards(result, excerpts or {}),
+    )
+
+
+def _rates(result: AtomResult) -> Any:
+    """Draws the firing rates of each layer's atoms, from the most often on to the least."""
+    table: Any = result.table()
+    layers = sorted(set(table["layer"]))
+    figure, axes = canvas(None, 2.6, None)
+    for at, layer in enumerate(layers):
+        rates = np.sort(table[table["layer"] == layer]["firing_rate"])[::-1]
+        places = np.linspace(0, 1, len(rates))
+        strength = 0.25 + 0.75 * at / max(len(layers) - 1, 1)
+        axes.plot(places, 100 * rates, color=TRAINED, alpha=strength, lw=1.4)
+        axes.annotate(
+            str(layer), (0.02 + 0.05 * at, 100 * np.interp(0.02 + 0.05 * at, places, rates)),
+            fontsize=TEXT, xytext=(0, 3), textcoords="offset points",
+        )  # fmt: skip
+    axes.set_xlabel("atoms of a layer, the most often on first (share)", fontsize=TEXT)
+    axes.set_ylabel("tokens at which it is on (%)", fontsize=TEXT)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _cards(result: AtomResult, excerpts: Excerpts) -> list[dict[str, Any]]:
+    """Returns the cards of each layer."""
+    table: Any = result.table()
+    counts = histograms(result.table("sums"))
+    images, contexts = (
+        excerpts[name].to_dict("records") if name in excerpts else []
+        for name in ("images", "contexts")
+    )
+    pictures = {row["sample"]: row for row in images}
+    texts = {(row["sample"], row["token"]): [row[part] for part in _PARTS] for row in contexts}
+
+    def token_of(sample: int, token: int, value: float) -> dict[str, Any]:
+        picture = _cut(pictures[sample], token) if sample in pictures else ""
+        place = f"sample {sample}, token {token}"
+        text = texts.get((sample, token))
+        return {"value": value, "place": place, "picture": picture, "text": text}
+
+    layers = []
+    for layer, rows in table[table["state"] == ""].groupby("layer"):
+        best = rows.sort_values("energy_share", ascending=False, kind="stable").head(CARDS)
+        cards = []
+        for row in best.to_dict("records"):
+            top: Any = result.top(int(layer), int(row["atom"])).head(_TOKENS)
+            places = top[["sample", "token", "value"]].to_dict("records")
+            bars = _bars(counts.get((layer, row["atom"]), []))
+            tokens = [token_of(**place) for place in places]
+            card = {"name": f"L{layer}A{row['atom']}", "row": row, "bars": bars, "tokens": tokens}
+            cards.append(card)
+        layers.append({"layer": layer, "cards": cards})
+    return layers
+
+
+def _bars(counts: list[int]) -> dict[str, Any] | None:
+    """Returns the heights of a histogram in per cent, and the values at its ends."""
+    on = [at for at, count in enumerate(counts) if count]
+    if not on:
+        return None
+    inside = counts[on[0] : on[-1] + 1]
+    ends = [f"{2.0 ** (OCTAVES[0] + at):.2g}" for at in (on[0], on[-1] + 1)]
+    return {"heights": [round(100 * count / max(inside)) for count in inside], "ends": ends}
+
+
+def _cut(row: Atom, token: int) -> str:
+    """Returns a patch with those around it as a data URI; CLS (token 0) is the entire image."""
+    picture = decoded(row["picture"], "an image").convert("RGB")
+    if token:
+        width, height = picture.width / row["columns"], picture.height / row["rows"]
+        y, x = divmod(token - 1, row["columns"])
+        left, right = round((x - 1) * width), round((x + 2) * width)
+        upper, lower = round((y - 1) * height), round((y + 2) * height)
+        picture = picture.crop((left, upper, right, lower))
+    return picture_uri(picture.resize((_SIDE, _SIDE), Image.Resampling.NEAREST))

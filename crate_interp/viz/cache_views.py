@@ -1,0 +1,376 @@
+"""Pages of a cache: a layer's attention, where atoms are on, and where they are largest.
+
+Texts and tables of atoms are drawn by circuitsvis, whose JavaScript is inside the page, so no
+internet is needed. It draws no images: those are drawn by this library. So is attention:
+circuitsvis has one colour scale for all heads and rows, and in a language model the first row has a
+single share of 1, next to which all other rows would be white.
+"""
+
+import base64
+from collections.abc import Sequence
+from functools import cache as once
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from crate_interp.core import checks
+from crate_interp.core.errors import CheckpointError
+from crate_interp.core.safe_text import LONGEST, visible
+from crate_interp.models.cache import CrateCache
+from crate_interp.models.hook_points import check_pattern
+from crate_interp.models.hooked import HookedModel
+from crate_interp.models.preprocess import displayable
+from crate_interp.results.sample_ranges import counted
+from crate_interp.viz.page import Html, image_uri, render
+
+Numbers = int | Sequence[int] | Int[np.ndarray, "n"] | Int[Tensor, "n"]
+Tokens = str | Sequence[str] | Sequence[int] | Int[Tensor, "pos"] | Int[Tensor, "1 pos"]
+Grid = int | tuple[int, int]
+Images = Float[Tensor, "batch channels height width"]
+
+
+def attention(
+    cache: CrateCache,
+    layer: int,
+    *,
+    sample: int = 0,
+    tokens: Tokens | None = None,
+    heads: Numbers | None = None,
+    grid: Grid | None = None,
+    images: Images | None = None,
+) -> Html:
+    """Returns a page with the attention patterns of a layer's heads.
+
+    A matrix shows one head: a row is a query token, a column a key token. The reader chooses one
+    colour scale per row, or one for all rows, in shares or in multiples of the even share. Pointing
+    at a pair shows its share in words and highlights the tokens or patches that the row attends to;
+    the arrow keys go from pair to pair.
+
+    cache: from `model.run_with_cache(x)`, with attn.hook_pattern of the layer. tokens: the tokens
+    as strings or ids, or the text itself. If None, the tokens of a text are read from hook_embed,
+    or are numbered if hook_embed was not cached, and the tokens of an image are named "CLS" and
+    "row,column". grid: rows and columns of patches, needed if the image does not have the model's
+    own size. images: the images that the cache is of, to draw the attention of a patch over its
+    image. heads: the numbers of the heads to show, None for all. Shares are stored in 255 steps of
+    the largest share in their row: 12 heads of 197 tokens make 0.7 MB.
+
+    Raises KeyError for a pattern that was not cached; ValueError for a layer, sample or head that
+    does not exist, if `tokens` or `grid` do not fit the cache, and for ToST and CBT.
+    """
+    model = model_of(cache)
+    check_pattern(model.cfg, "this page")
+    pattern = activation(cache, layer, "attn.hook_pattern", sample)  # [head, query, key]
+    if pattern.shape[1] != pattern.shape[2]:
+        raise ValueError("the cache lacks some tokens: call run_with_cache without pos_slice.")
+    chosen = numbers("heads", heads, len(pattern))
+    known = tokens_of(cache, sample) if tokens is None else tokens
+    names = names_of(model, known, pattern.shape[1], grid)
+    values = pattern[chosen].float().cpu().numpy()
+    number = layer % len(model.blocks)
+    causal = bool(model.cfg.kind == "text" and model.cfg.causal)
+    labels = [f"L{number}H{head}" for head in chosen]
+    finding, first = _finding(values, labels, causal)
+    shape = None if model.cfg.kind == "text" or tokens is not None else grid_of(model, grid)
+    title = f"{name_of(cache)}: what each token attends to"
+    page = render(
+        "attention.html",
+        title=title,
+        layer=number,
+        sample=sample,
+        picture="" if images is None else picture_of(model, images, sample, cache),
+        finding=finding,
+        pattern={
+            "tokens": names,
+            "heads": labels,
+            "causal": causal,
+            "grid": shape,
+            "first": first,
+            **_packed(values),
+        },
+    )
+    return Html(f"{title}, layer {number}, sample {sample}", page)
+
+
+def _packed(values: Float[np.ndarray, "head query key"]) -> dict[str, Any]:
+    """Returns the shares in steps of 1/255 of their row's largest, and these largest shares."""
+    largest = values.max(axis=2)
+    steps = (values / largest.clip(min=1e-30)[..., None] * 255).round().astype(np.uint8)
+    digits = [[float(f"{most:.4g}") for most in rows] for rows in largest]
+    return {"bytes": base64.b64encode(steps.tobytes()).decode(), "largest": digits}
+
+
+def _finding(
+    values: Float[np.ndarray, "head query key"], names: list[str], causal: bool
+) -> tuple[str, int]:
+    """Returns a sentence on the head that looks at the fewest tokens, and its index in `names`."""
+    safe = np.where(values > 0, values, 1.0)
+    entropy = -(values * np.log(safe)).sum(axis=2)  # [head, query]
+    count = values.shape[1]
+    keys = np.arange(1, count + 1) if causal else np.full(count, count)
+    spread = np.exp(entropy.mean(axis=1))
+    even = float(np.exp(np.log(keys).mean()))
+    first, last = int(spread.argmin()), int(spread.argmax())
+    words = (
+        f"{names[first]} is the most selective head: a token looks at {spread[first]:.1f} tokens "
+        "on average"
+    )
+    if first != last:
+        words += f", and at {spread[last]:.1f} in {names[last]}, the most even head"
+    return f"{words}. Even attention would be {even:.1f} (exp of the mean entropy).", first
+
+
+def activations(
+    cache: CrateCache,
+    atoms: Numbers,
+    *,
+    layers: Numbers | None = None,
+    point: str = "mlp.hook_post",
+    sample: int = 0,
+    tokens: Tokens | None = None,
+    grid: Grid | None = None,
+    images: Images | None = None,
+) -> Html:
+    """Returns a page that colours each patch or token by an atom's activation.
+
+    The reader chooses layer and atom; the page opens on those of the largest activation. atoms: the
+    numbers of the atoms on the point's last axis. layers: the numbers of the layers, None for all.
+    images: the images that the cache is of, to draw over; without them an image is drawn as its
+    patches alone. tokens, grid, sample: as in `attention`. Raises KeyError and ValueError as
+    `attention` does.
+    """
+    model = model_of(cache)
+    chosen = numbers("layers", layers, len(model.blocks))
+    found = [activation(cache, layer, point, sample).flatten(1) for layer in chosen]  # [pos, atom]
+    picked = numbers("atoms", atoms, found[0].shape[1])
+    known = tokens_of(cache, sample) if tokens is None else tokens
+    values = torch.stack([layer[:, picked] for layer in found], dim=1)  # [pos, layer, atom]
+    called = _places(model, known, len(found[0]), grid)
+    title, kicker = f"{name_of(cache)}: where atoms are on", f"{point}, sample {sample}"
+    finding = _most_on(values, called, chosen, picked)
+    _, first, best = np.unravel_index(int(values.argmax()), values.shape)
+    if model.cfg.kind != "text" and tokens is None:
+        return Html.of(
+            "activations.html",
+            title,
+            kicker=kicker,
+            finding=finding,
+            picture="" if images is None else picture_of(model, images, sample, cache),
+            data={
+                "values": _rounded(values.permute(1, 2, 0)),  # [layer, atom, pos]
+                "layers": chosen,
+                "atoms": picked,
+                "names": called,
+                "grid": grid_of(model, grid),
+                "first": [int(first), int(best)],
+            },
+        )
+    # circuitsvis opens on what comes first
+    layer_order = [int(first), *(at for at in range(len(chosen)) if at != first)]
+    atom_order = [int(best), *(at for at in range(len(picked)) if at != best)]
+    properties = {
+        "tokens": names_of(model, known, len(found[0]), grid),
+        "activations": _rounded(values[:, layer_order][:, :, atom_order]),
+        "firstDimensionName": "Layer",
+        "secondDimensionName": "Atom",
+        "firstDimensionLabels": [str(chosen[at]) for at in layer_order],
+        "secondDimensionLabels": [str(picked[at]) for at in atom_order],
+    }
+    return _circuitsvis(title, kicker, finding, "TextNeuronActivations", properties)
+
+
+def top_tokens(
+    cache: CrateCache,
+    atoms: Numbers,
+    *,
+    layers: Numbers | None = None,
+    point: str = "mlp.hook_post",
+    tokens: Sequence[Tokens] | None = None,
+    count: int = 10,
+) -> Html:
+    """Returns a page with a table of the tokens with the largest and smallest values of atoms.
+
+    The reader chooses sample, layer and atom. The menu "Atom" shows an atom's place in `atoms`, not
+    its number. tokens: a list with the tokens of each sample as strings or ids, or its text. count:
+    the most rows to show.
+    Raises KeyError and ValueError as `attention` does.
+    """
+    chosen = numbers("layers", layers, len(model_of(cache).blocks))
+    count = checks.count("count", count)
+    n = len(next(iter(cache.values())))
+    words = [tokens_of(cache, k) for k in range(n)] if tokens is None else list(tokens)
+    if len(words) != n:
+        raise ValueError(f"got tokens of {len(words)} samples: give those of each of {n} samples.")
+    # circuitsvis would show only one atom of a single sample, so a single sample is passed twice
+    samples = list(range(n)) if n > 1 else [0, 0]
+    best = {"topkVals": [], "topkIdxs": [], "bottomkVals": [], "bottomkIdxs": []}
+    names, stacks, places, picked = [], [], [], []
+    for sample in samples:
+        found = [activation(cache, layer, point, sample).flatten(1) for layer in chosen]
+        picked = numbers("atoms", atoms, found[0].shape[1])
+        values = torch.stack([layer[:, picked] for layer in found])  # [layer, pos, atom]
+        rows = min(count, values.shape[1])
+        ranked = values.sort(dim=1, descending=True, stable=True)
+        for name, part in (("topk", slice(rows)), ("bottomk", slice(-rows, None))):
+            best[f"{name}Vals"].append(_rounded(ranked.values[:, part]))
+            best[f"{name}Idxs"].append(ranked.indices[:, part].tolist())
+        names.append(names_of(cache.model, words[sample], values.shape[1], None))
+        stacks.append(values.transpose(0, 1))
+        places += _places(cache.model, words[sample], values.shape[1], None)
+    properties = {
+        "tokens": names,
+        **best,
+        "firstDimensionName": "Layer",
+        "thirdDimensionName": "Atom",
+        "sampleLabels": [f"sample {sample}" for sample in samples],
+        "firstDimensionLabels": [str(layer) for layer in chosen],
+    }
+    title = f"{name_of(cache)}: in which tokens atoms are largest"
+    finding = _most_on(torch.cat(stacks), places, chosen, picked)
+    kicker = f"{point}, {counted(n, 'samples')}"
+    return _circuitsvis(title, kicker, finding, "TopkTokens", properties)
+
+
+def _places(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
+    """Returns each token's name in sentences: CLS, patch 1,2 or the token 'cat'."""
+    names = names_of(model, tokens, count, grid)
+    if tokens is None and model.cfg.kind != "text":
+        return [names[0], *(f"patch {name}" for name in names[1:])]
+    return [f"the token \u201c{name}\u201d" for name in names]
+
+
+def _most_on(
+    values: Float[Tensor, "pos layer atom"], places: list[str], layers: list[int], atoms: list[int]
+) -> str:
+    """Returns a sentence on the largest value, its atom and token, and the share above 0."""
+    on = values > 0
+    if not on.any():
+        return "These atoms are off: no value is above 0 in any token."
+    pos, layer, atom = np.unravel_index(int(values.argmax()), values.shape)
+    largest, share = float(values[pos, layer, atom]), 100 * float(on.double().mean())
+    return (
+        f"Atom {atoms[atom]} of layer {layers[layer]} is on most strongly: {largest:.3g} at "
+        f"{places[pos]}. Over all tokens {share:.3g}\u00a0% of the values are above 0."
+    )
+
+
+def _circuitsvis(
+    title: str, kicker: str, finding: str, component: str, properties: dict[str, Any]
+) -> Html:
+    """Returns a page with one component of circuitsvis."""
+    more = {"component": component, "properties": properties, "circuitsvis": _bundle()}
+    return Html.of("interactive.html", title, kicker=kicker, finding=finding, **more)
+
+
+@once
+def _bundle() -> str:
+    """Returns circuitsvis' JavaScript, from its package."""
+    source = files("circuitsvis").joinpath("dist", "cdn", "iife.js").read_text(encoding="utf-8")
+    return source.replace("</script>", "<\\/script>")
+
+
+def _rounded(values: Tensor) -> Any:
+    """Returns the numbers as nested lists, rounded to three digits."""
+    nested = values.double().cpu()
+    scale = 10.0 ** (2 - nested.abs().clamp(min=1e-30).log10().floor())
+    return ((nested * scale).round() / scale).tolist()
+
+
+def model_of(cache: CrateCache) -> Any:
+    """Returns the model of a cache; raises ValueError for something else, and for a CLIP."""
+    model = getattr(cache, "model", None)
+    if model is None or model.towers:
+        raise ValueError(
+            "give the cache of model.run_with_cache(x); for a CLIP, its cache.visual or cache.text."
+        )
+    cache.check_weights()
+    return model
+
+
+def activation(cache: CrateCache, layer: int, point: str, sample: int) -> Tensor:
+    """Returns the activation at a point of a layer for one sample.
+
+    Raises ValueError for a sample that the cache lacks, and for NaN and Inf.
+    """
+    count = len(cache.at(point, layer))
+    if not 0 <= sample < count:
+        raise ValueError(f"sample={sample!r}: the cache has samples 0 to {count - 1}.")
+    values = cache.at(point, layer, sample=sample).detach()
+    if not values.isfinite().all():
+        raise ValueError(f"{point} holds NaN or Inf in layer {layer} for sample {sample}.")
+    return values
+
+
+def numbers(what: str, values: Numbers | None, count: int) -> list[int]:
+    """Returns numbers below `count`, negative ones counted from the end; None means all.
+
+    Raises ValueError, naming `what`, if one is out of range.
+    """
+    some = np.atleast_1d(range(count) if values is None else values)
+    if not some.size or some.dtype.kind not in "iu" or not all((-count <= some) & (some < count)):
+        raise ValueError(f"{what}={checks.shown(values)}: give numbers from 0 to {count - 1}.")
+    return (some % count).tolist()
+
+
+def tokens_of(cache: CrateCache, sample: int) -> list[int] | None:
+    """Returns the ids of a text's tokens, found from their embeddings, or None if that fails."""
+    model: Any = cache.model
+    if model.cfg.kind != "text" or "hook_embed" not in cache:
+        return None
+    try:
+        if model.tokenizer is None:
+            return None
+    except CheckpointError:  # it is not here, and cannot be fetched
+        return None
+    embedded, table = (
+        cache.at("hook_embed", sample=sample).detach().float(),
+        model.W_E.detach().float(),
+    )
+    if model.cfg.rotary:
+        table = torch.nn.functional.rms_norm(table, table.shape[-1:], eps=model.cfg.ln_eps)
+    ids = torch.cdist(embedded, table).argmin(dim=-1)
+    same = torch.allclose(table[ids], embedded, rtol=1e-5, atol=1e-6)
+    return ids.tolist() if same else None
+
+
+def picture_of(model: HookedModel, images: Images, sample: int, cache: CrateCache) -> str:
+    """Returns an image of a cache as a data URI; raises ValueError if it is not of these images."""
+    n = len(next(iter(cache.values())))
+    if images.ndim != 4 or len(images) != n:
+        raise ValueError(
+            f"images={list(images.shape)}: give the batch of {n} images that the cache is of."
+        )
+    return image_uri(displayable(images[sample], model.cfg))
+
+
+def grid_of(model: HookedModel, grid: Grid | None) -> tuple[int, int]:
+    """Returns rows and columns of the patches of an image."""
+    return model.cfg.known_grid if grid is None else checks.size("grid", grid)
+
+
+def names_of(model: HookedModel, tokens: Any, count: int, grid: Grid | None) -> list[str]:
+    """Returns the names of the tokens."""
+    if tokens is None and model.cfg.kind != "text":
+        rows, columns = grid_of(model, grid)
+        names = ["CLS", *(f"{row},{column}" for row in range(rows) for column in range(columns))]
+    elif tokens is None:
+        names = [str(position) for position in range(count)]
+    elif not isinstance(tokens, str) and all(isinstance(token, str) for token in tokens):
+        names = list(tokens)
+    else:
+        words = model.to_str_tokens(torch.tensor(tokens) if isinstance(tokens, list) else tokens)
+        names = words[0] if len(words) == 1 and isinstance(words[0], list) else words
+    if len(names) != count:
+        raise ValueError(
+            f"there are {count} tokens, but {len(names)} names. Give the tokens= or grid= of the "
+            "run that was cached."
+        )
+    return [visible(name, LONGEST) for name in names]
+
+
+def name_of(cache: CrateCache) -> str:
+    """Returns the name of a cache's model, or what family it is of."""
+    return cache.model.cfg.model_name or f"{cache.model.cfg.family} model"

@@ -1,0 +1,183 @@
+"""Pages that compare: two networks, and one network with and without a head or a node."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+
+from crate_interp.circuits.code_swaps_result import Concentration
+from crate_interp.circuits.head_ablation import HeadAblation
+from crate_interp.comparisons.result import (
+    Comparison,
+    is_like_untrained,
+    largest,
+    list_of_largest,
+    place,
+    sentences,
+    signed,
+    span,
+    verdict,
+)
+from crate_interp.core.safe_text import cell
+from crate_interp.probes import heading, statistic
+from crate_interp.results.statistic import MINUS, Row, sign_of
+from crate_interp.stats.intervals import LEVEL
+from crate_interp.stats.verdicts import NOT_APPLICABLE, UNDECIDED
+from crate_interp.viz.compared_curves import compare, concentration
+from crate_interp.viz.heatmaps import head_ablation
+from crate_interp.viz.page import check_page, fingerprints, heat_map, inline_svg, write_page
+
+_HERO = 3  # how many statistics have figures at the top of the page
+
+
+def compare_page(result: Comparison, out: str | Path) -> Path:
+    """Writes compare.html, differences.csv and the result (Comparison.save) into a folder.
+
+    Returns the path of the page. Raises ValueError if the folder cannot be written, or another
+    process is writing it.
+    """
+    meta, table = result.meta, result.table()
+    finding, *beside = sentences(result)
+    names = [f"{row['probe']}.{row['statistic']}" for row in largest(result, _HERO)]
+    every: Any = table.groupby(table["probe"] + "." + table["statistic"], sort=False)
+    by_statistic: dict[str, pd.DataFrame] = dict(list(every))
+    layers = sorted({int(layer) for layer in table["layer"]})
+    signs: dict[str, list[Row]] = {}
+    for name, rows in by_statistic.items():
+        probe = heading(meta, name.partition(".")[0])
+        signs.setdefault(probe, []).append(_row(statistic(meta, name).title, rows, layers))
+    return write_page(
+        result,
+        out,
+        "compare.html",
+        "how do the two differ?",
+        {"differences.csv": table.map(cell).to_csv(index=False)},
+        answer=finding,
+        doubts=beside,
+        numbers={
+            statistic(meta, name).title: rows.drop(columns=["probe", "statistic"])
+            for name, rows in by_statistic.items()
+        },
+        largest=list_of_largest(result, lambda name: statistic(meta, name).title, _HERO),
+        hero=[_figure(name, result) for name in names or list(by_statistic)[:_HERO]],
+        layers=["out" if layer == meta["a"]["n_layers"] else layer for layer in layers],
+        signs=signs,
+        sources=_sources(meta),
+    )
+
+
+def _figure(name: str, result: Comparison) -> dict[str, str]:
+    """Returns the figure of a statistic on both sides and of their difference."""
+    record = statistic(result.meta, name)
+    title, alt = record.title, f"{record.title} of a and b, and the difference a - b, by layer"
+    svg = inline_svg(compare(result, name, title=""), alt, salt=name)
+    return {"svg": svg, "title": title, "way": record.direction, "name": name}
+
+
+def _row(title: str, table: pd.DataFrame, layers: list[int]) -> Row:
+    """Returns a row of signs: plus if a is higher, minus if a is lower, else undecided.
+
+    A sign has its numbers as words, and a ring if untrained networks may differ as much.
+    """
+    signs = {layer: sign_of(NOT_APPLICABLE, f"layer {layer}: not compared") for layer in layers}
+    for row in table.to_dict("records"):
+        word, ends = verdict(row), _ends(row, "low", "high")
+        words = f"{place(row)}: a {MINUS} b is {signed(row['difference'])}{ends}"
+        if not math.isnan(row["untrained"]):
+            ends = _ends(row, "excess_low", "excess_high")
+            words += f", untrained {signed(row['untrained'])}"
+            words += f", beyond untrained {signed(row['excess'])}{ends}"
+        words += {NOT_APPLICABLE: ": without an interval", UNDECIDED: ": undecided"}.get(word, "")
+        signs[int(row["layer"])] = sign_of(word, words, is_like_untrained(row))
+    ranges = [span(table[key].to_numpy(float)) for key in ("difference", "untrained", "excess")]
+    return Row(title, list(signs.values()), [words for words in ranges if words])
+
+
+def _ends(row: dict[str, Any], low: str, high: str) -> str:
+    return "" if math.isnan(row[low]) else f" ({signed(row[low])} to {signed(row[high])})"
+
+
+def _sources(meta: dict[str, Any]) -> list[tuple[str, str]]:
+    """Returns the settings of each probe, how the sides differ, and where they come from."""
+    pairs = [
+        (probe, ", ".join(f"{key} = {value}" for key, value in facts["settings"].items()) or "none")
+        for probe, facts in meta["probes"].items()
+    ]
+    pairs += [(f"{name}, differing", words) for name, words in meta["noted"].items()]
+    if meta["a"]["n_layers"] != meta["b"]["n_layers"]:
+        words = ", ".join(f"{own} with {other}" for own, other in meta["layers"])
+        pairs.append(("layers, a with b", words))
+    for side in "ab":
+        about = meta[side]
+        versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
+        pairs.append((f"{side}: {about['name']}", ", ".join(about["networks"])))
+        pairs.append((f"{side}, untrained", ", ".join(about["untrained"]) or "none"))
+        pairs.append((f"{side}, versions", versions))
+    pairs += [("data", fingerprints(meta)), ("dtype, device", f"{meta['dtype']}, {meta['device']}")]
+    return [*pairs, *([("seconds", f"{meta['seconds']:g}")] if "seconds" in meta else [])]
+
+
+def ablation_page(result: HeadAblation, out: str | Path, *, explorer: str | None = None) -> Path:
+    """Writes ablation.html, heads.png and the result (save) into a folder.
+
+    explorer: the name of a page of `ci.viz.explore` in the same folder; a click on a head opens it
+    there. Returns the path of the page. Raises ValueError if the folder cannot be written, or
+    another process is writing it, and for an `explorer` that is no name of a page.
+    """
+    check_page("explorer", explorer)
+    table: Any = result.heads().sort_values("drop", key=np.abs, ascending=False, kind="stable")
+    return write_page(
+        result,
+        out,
+        "ablation.html",
+        "what each head does for the answers",
+        {"heads.png": head_ablation(result)},
+        answer=result.finding(),
+        numbers={"Every head": table},
+        explorer=explorer,
+        map=_map(result, explorer),
+    )
+
+
+def _map(result: HeadAblation, explorer: str | None) -> list[list[dict[str, Any]]]:
+    """Returns a cell for each layer and head: its drop, and a link to the head in the explorer."""
+    table: Any = result.heads().set_index(["layer", "head"])
+    drops = table["drop"].unstack().to_numpy()
+    most = max(float(np.abs(drops).max()), 1e-30)
+
+    def cell(layer: int, head: int) -> dict[str, Any]:
+        row = table.loc[layer, head]
+        ends = result.interval_words(row["low"], row["high"])
+        return {
+            "text": f"{row['drop']:+.2g}",
+            "note": f"L{layer}H{head}: {row['drop']:+.3g} ({ends})",
+            "link": f"{explorer}#layer={layer}&head={head}" if explorer else "",
+            "mark": "" if row["p"] <= LEVEL else "faint",
+        }
+
+    return heat_map(matplotlib.colormaps["RdBu_r"](0.5 + 0.5 * drops / most), cell)
+
+
+def concentration_page(result: Concentration, out: str | Path) -> Path:
+    """Writes concentration.html, concentration.png and the result (save) into a folder.
+
+    Returns the path of the page. Raises ValueError if the folder cannot be written, or another
+    process is writing it.
+    """
+    numbers = {
+        "Shares of the gap": result.table("shares"),
+        "Native axes against others": result.table("contrasts"),
+    }
+    return write_page(
+        result,
+        out,
+        "concentration.html",
+        "how few nodes of the code carry an answer?",
+        {"concentration.png": concentration(result)},
+        answer=result.finding(),
+        numbers=numbers,
+        curves=inline_svg(concentration(result), result.finding(), salt="curves"),
+    )

@@ -1,0 +1,110 @@
+"""The page of an attribution graph: which codes made one answer, and how far to trust it."""
+
+import base64
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from crate_interp.circuits.graphs import result
+from crate_interp.circuits.graphs.result import UNTRAINED, AttributionGraph
+from crate_interp.core.safe_text import plain
+from crate_interp.results.result import model_name
+from crate_interp.viz.page import Html, data_uri, sources
+
+_HEADS = 3  # of an edge, those with the largest parts, are named on the page
+
+
+def graph(graph: AttributionGraph) -> Html:
+    """Returns a page of an attribution graph on which nodes and edges are pointed at and pinned.
+
+    Layers go upwards, tokens across; nodes of an image stand on their patches, one picture for each
+    layer. A node is as large as what the answer loses without it, a hollow one as its slope. An
+    edge is as wide as its weight; its colour is that of the head that carries most of it. Two
+    sliders hide what holds least of the influence. Pinned nodes may be named as a group. The
+    address keeps the state. The page is one file that needs no internet and runs no model.
+    """
+    meta, name, picture = graph.meta, model_name(graph.meta), graph.table("picture")
+    title = plain(f"{name}: {graph.question}")
+    agreement, twins = (graph.of("agreement", network) for network in (result.MODEL, UNTRAINED))
+    sufficiency: Any = graph.of("sufficiency")
+    random: Any = graph.of("sufficiency", UNTRAINED).set_index("k")["logit"]
+    return Html.of(
+        "graph.html",
+        title,
+        name=name,
+        meta=meta,
+        graph=graph,
+        picture=None if picture.empty else base64.b64encode(picture["webp"].iloc[0]).decode(),
+        data=_data(graph, picture),
+        agreement=agreement.assign(untrained=twins["pearson"]).to_dict("records"),
+        sufficiency=sufficiency.assign(untrained=sufficiency["k"].map(random)).to_dict("records"),
+        sources=sources(meta),
+    )
+
+
+def _data(graph: AttributionGraph, picture: pd.DataFrame) -> dict[str, Any]:
+    """Returns what the page's script reads: nodes and edges by number, words and sizes."""
+    meta = graph.meta
+    table: Any = graph.table("nodes")
+    kinds = {result.EMBEDDING: "embedding", result.BIAS: "bias", result.TARGET: "target"}
+    nodes = [
+        {
+            "id": row.node, "layer": int(row.layer), "pos": int(row.pos), "atom": int(row.atom),
+            "kind": kinds.get(row.atom, "code"), "value": _number(row.value),
+            "attribution": _number(row.attribution), "influence": _number(row.influence),
+            "effect": _number(row.effect), "label": str(row.label),
+        }
+        for row in table.itertuples()
+    ]  # fmt: skip
+    layers, tokens, _ = meta["settings"]["shape"]
+    places: Any = graph.table("places").pivot(index="layer", columns="pos", values="attribution")
+    scaled = places.div(places.abs().max(axis=1).clip(lower=1e-30), axis=0)
+    target = meta["target"]
+    plain_target = target["versus"] is None
+    return {
+        "nodes": nodes,
+        "edges": _edges(graph, {node: number for number, node in enumerate(table["node"])}),
+        "layers": layers,
+        "count": tokens,
+        "tokens": meta["tokens"],
+        "grid": None if picture.empty else picture[["rows", "columns"]].iloc[0].tolist(),
+        "special": meta["special"],
+        "places": [[float(f"{value:.2f}") for value in row] for row in scaled.to_numpy()],
+        "examples": _examples(graph),
+        "answer": graph.answer,
+        "versus": "the mean of all logits" if plain_target else repr(target["versus_name"]),
+        "exact": len(meta["settings"]["freeze"]) == 2,
+        "heads": bool((graph.table("edges")["head"] >= 0).any()),
+        "target": target["logit"],
+    }
+
+
+def _edges(graph: AttributionGraph, places: dict[str, int]) -> list[list[Any]]:
+    """Returns [source, target, weight, [[head, part], ...]] of each edge, largest parts first."""
+    table: Any = graph.table("edges")
+    sums = table.groupby(["source", "target"], sort=False)["weight"].sum()
+    table = table.sort_values("weight", key=abs, ascending=False, kind="stable")
+    parts = table.groupby(["source", "target"], sort=False).head(_HEADS)
+    by_edge: dict[tuple[str, str], list[Any]] = {}
+    for row in parts.itertuples():
+        by_edge.setdefault((row.source, row.target), []).append([row.head, _number(row.weight)])
+    return [
+        [places[source], places[target], _number(weight), by_edge[source, target]]
+        for (source, target), weight in sums.items()
+    ]
+
+
+def _examples(graph: AttributionGraph) -> dict[str, list[list[Any]]]:
+    """Returns [value, words, data URI or None] of the examples of each atom, by its name."""
+    examples: dict[str, list[list[Any]]] = {}
+    for row in graph.table("examples").to_dict("records"):
+        uri = data_uri(row["webp"], "webp") if isinstance(row["webp"], bytes) else None
+        entry = [_number(row["value"]), str(row["words"]), uri]
+        examples.setdefault(f"L{row['layer']}A{row['atom']}", []).append(entry)
+    return examples
+
+
+def _number(value: float) -> float | None:
+    """Returns a number with four digits, which keeps a page small; None for one that is missing."""
+    return None if np.isnan(value) else float(f"{value:.4g}")

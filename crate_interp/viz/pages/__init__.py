@@ -1,1 +1,0 @@
-"""Pages of results, each one file."""
