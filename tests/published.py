@@ -137,9 +137,8 @@ def published(case, n_layers=2, d=31, h=5, p=7, m=53):
     shapes = _SHAPES[case](n_layers, d, h, p, m)
     weights = {key: 0.2 * torch.randn(shape, generator=generator) for key, shape in shapes.items()}
     if case.startswith(("crate-lm", "gpt")):
-        weights["lm_head.weight"] = weights[
-            "transformer.wte.weight"
-        ].clone()  # the published models tie them
+        # the published models tie them
+        weights["lm_head.weight"] = weights["transformer.wte.weight"].clone()
     if case == "clipa":  # and have one projection for query, key and value
         for key in [
             key for key in weights if key.startswith("visual") and key.endswith("in_proj_weight")

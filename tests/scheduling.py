@@ -9,7 +9,6 @@ import pytest
 # their tests share a report, an audit, a page or a running browser
 WHOLE = (
     "test_audit_numbers.py",
-    "test_browser.py",
     "test_answer_pages.py",
     "test_explore_page.py",
     "test_pages.py",

@@ -25,10 +25,7 @@ N, DEPTH, R = 23, 4, "compression.rate_pre"
 def sweeps(seeds, shift=0.0, name="made"):
     return [
         made(
-            {
-                R: numbers(seed, N, DEPTH, shift=shift),
-                "sparsity.l1": numbers(seed + 50, N, DEPTH),
-            },
+            {R: numbers(seed, N, DEPTH, shift=shift), "sparsity.l1": numbers(seed + 50, N, DEPTH)},
             heads={"attention.entropy": numbers(seed + 70, N, DEPTH, 3)},
             weights={"alignment.head_overlap": [shift + 0.01 * seed] * DEPTH},
             name=f"{name} {seed}",

@@ -177,24 +177,6 @@ def test_atoms_are_sorted_filtered_and_reached_by_keys(driven, tmp_path):  # noq
         assert not shown.asked and not shown.wrong
 
 
-@pytest.mark.slow
-def test_a_large_atlas_of_noise_is_small(tmp_path):
-    """12 layers of 384 atoms; noise is what a picture format likes least."""
-    torch.manual_seed(0)
-    size = dict(d_model=384, n_layers=12, n_heads=6, image_size=64, patch_size=16, n_classes=7)
-    model = ci.HookedCrate(
-        ci.CrateConfig(family="crate", **size | {key: LOOK[key] for key in ("mean", "std")})
-    ).eval()
-    data = torch.randn(24, 3, 64, 64)
-    found = ci.atlas(model, data, ablate=0, progress=False)
-    ci.viz.atlas_pages(found, tmp_path)
-    sizes = {path.name: path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()}
-    pages = {name: size for name, size in sizes.items() if not name.endswith((".parquet", "json"))}
-    # 300 bytes an atom in a file of its layer, 100 in the index, and the row of atoms.csv
-    assert len(found.table()) == 12 * 384 and sum(pages.values()) < 12 * 384 * 900
-    assert max(size for name, size in pages.items() if name.startswith("layer-")) < 400_000
-
-
 def without(model, data, layer, atom, wanted):
     """Returns the loss of each sample in a run with one atom at 0; None: with all of them."""
     point = f"blocks.{layer}.mlp.hook_post"

@@ -13,7 +13,11 @@ from scipy.stats import rankdata
 import crate_interp as ci
 from conftest import make
 from crate_hooks import full_name
-from crate_interp.circuits.excerpts import of_patches, of_samples, of_tokens
+from crate_interp.circuits.excerpts import (
+    concepts_of_patches,
+    concepts_of_samples,
+    concepts_of_tokens,
+)
 from crate_interp.circuits.graphs.atom_names import auc
 from crate_interp.sweeps import atom_sums
 
@@ -129,8 +133,8 @@ def codes_of(table):
     """The tables of a layer whose codes `[sample, pos, atom]` are given, with ten classes."""
     module = importlib.import_module("crate_interp.circuits.graphs.atom_names")
     samples, pos = table.shape[:2]
-    classes = of_samples([n * 7 % 10 for n in range(samples)], None)
-    concepts = of_patches(make("crate"), samples, pos, None)
+    classes = concepts_of_samples([n * 7 % 10 for n in range(samples)], None)
+    concepts = concepts_of_patches(make("crate"), samples, pos, None)
     generator = torch.Generator().manual_seed(0)
     found = module._of_layer(0, table.mean(dim=1), classes, table, concepts, generator)
     return found.set_index("atom")
@@ -176,7 +180,7 @@ def test_candidates_of_patches_and_tokens():
     rows, columns = model.cfg.grid
     masks = torch.zeros(2, 6, 20, dtype=torch.uint8)
     masks[1, :3, :10] = 1
-    found = of_patches(model, 2, 1 + rows * columns, masks)
+    found = concepts_of_patches(model, 2, 1 + rows * columns, masks)
     assert found[0][0] == "CLS" and found[0][2].sum() == 2
     places = sum(on.int() for _, _, on in found[1:10])
     assert (places[:, 1:] == 1).all() and (places[:, 0] == 0).all()
@@ -184,10 +188,10 @@ def test_candidates_of_patches_and_tokens():
     assert not on[0].any() and on[1].any() and not on[1, 0]
     words = ["'", " the", "3", "X"]
     tokens = torch.tensor([[0, 1, 2, 3, 0]])
-    texts = of_tokens(tokens, words)
+    texts = concepts_of_tokens(tokens, words)
     at = {name: on[0] for name, _, on in texts}
     assert at["a quotation mark"].tolist() == [True, False, False, False, True]
     assert at["after a digit"].tolist() == [False, False, False, True, False]
     assert at["the first token"].tolist() == [True, False, False, False, False]
     assert at["after ' the'"].tolist() == [False, False, True, False, False]
-    assert "token set" not in {one[1] for one in of_tokens(tokens, ["0", "1", "2", "3"])}
+    assert "token set" not in {one[1] for one in concepts_of_tokens(tokens, ["0", "1", "2", "3"])}

@@ -5,7 +5,7 @@ import torch
 
 import crate_interp as ci
 from answering import VISION, ready
-from conftest import BATCH, CLASSES, HEADS, LAYERS, leftover_hooks, refuses
+from conftest import BATCH, CLASSES, HEADS, LAYERS, leftover_hooks
 from crate_interp.circuits import attribution_patch, logit_attribution, patching, path_patch
 
 
@@ -179,23 +179,6 @@ def test_attribution_patching_equals_its_formula(name, steps):
             wanted += (ends[0] - ends[1]) / 2e-5 / steps
         assert found[layer, head].item() == pytest.approx(wanted, rel=1e-4, abs=1e-7)
     assert not leftover_hooks(model) and all(value.grad is None for value in model.parameters())
-
-
-def test_inference_mode_is_named_before_work_starts():
-    model, images = ready("crate")
-    labels = [0] * len(images)
-    calls = {
-        "attribution_patch": lambda: attribution_patch(model, images, images, torch.sum),
-        "incl_bwd=True": lambda: model.run_with_cache(images, incl_bwd=True),
-        "surgery": lambda: ci.surgery(model, images, labels=labels, progress=False),
-        "atlas": lambda: ci.atlas(model, images, progress=False),
-        "composition with through='data'": lambda: ci.circuits.composition(
-            model, images, through="data", progress=False
-        ),
-    }
-    with torch.inference_mode():
-        for name, call in calls.items():
-            refuses(f"{name} needs gradients, but inference mode is", call)
 
 
 def test_targets_are_numbers_names_lists_of_them_and_tensors():

@@ -16,7 +16,7 @@ from PIL import Image
 
 import crate_interp as ci
 from command import fails, one_line, process, run
-from conftest import HEADS, make
+from conftest import HEADS, make, refuses
 from crate_interp import reports
 from crate_interp.cli import main
 from crate_interp.cli.command_line import QUIET, example
@@ -25,6 +25,7 @@ from crate_interp.core.safe_text import is_plain
 from crate_interp.questions import asking
 from published import GIVEN, published
 from reference import published_layout
+from selection import few
 
 NAMES = {"m": "crate-tiny-fashion", "e": "--data embedded:fashion --out out"}
 NAMES["d"] = f"{NAMES['e']} --limit 4 --quiet"
@@ -52,16 +53,6 @@ DONE = {
     "explore {m} {e} --sample 3 --circuit c.json": ["sample 3 of embedded:fashion"],
     "explore crate-tiny-lm --text 'A girl drew a house'": ["crate-tiny-lm: A girl drew a house. "],
     "explore {m} {e} --size 56": ["sample 0 of embedded:fashion"],
-}  # fmt: skip
-SLOW = {
-    "audit {m} {d} --untrained 1": ["objective falls", "out/audit.html", "? can't tell"],
-    "concentration {m} {d} --untrained 0 --rotations 2 --k 4 --k 2": [
-        "swapping 2 of 6,400", "out/concentration.html", "native",
-    ],
-    "ablate {m} {d} --how zero --head L0H0 --head l4h1": ["guessing: 2.3", "L0H0", "L4H1", "of 24"],
-    "compare {m} {m}@step-10 {d} --untrained 1 --probes sparsity": [
-        "crate-tiny-fashion@step-10", "sparsity.zero_fraction", "hold", "out/compare.html",
-    ],
     "compare swept swept --out other": ["swept (a) against swept (b)"],
     "compare swept,swept swept,swept --out other": ["swept and 1 more", "every difference is 0"],
 }  # fmt: skip
@@ -142,11 +133,8 @@ def words_of(line):
     return shlex.split(line)
 
 
-SLOW_LINES = [pytest.param(line, marks=pytest.mark.slow) for line in SLOW]
-
-
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("line", [*DONE, *SLOW_LINES])
+@pytest.mark.parametrize("line", DONE)
 def test_what_a_command_prints(line, tmp_path, monkeypatch):
     for path in os.listdir():
         (tmp_path / path).symlink_to(os.path.abspath(path))
@@ -154,7 +142,7 @@ def test_what_a_command_prints(line, tmp_path, monkeypatch):
     done = run(*words_of(line))
     assert done.returncode == 0, done.stderr
     printed = " ".join(done.stdout.split())
-    for words in (DONE | SLOW)[line]:
+    for words in DONE[line]:
         assert " ".join(words.split()) in printed, done.stdout
 
 
@@ -277,8 +265,7 @@ def test_any_text_is_printed_on_an_ascii_terminal(tmp_path, monkeypatch):
     monkeypatch.setattr(reports, "sweep", report)
     words = [*map(str, REPORT), "--quiet", "--out", str(tmp_path / "o")]
     monkeypatch.setattr(sys, "argv", ["crate-interp", *words])
-    with pytest.raises(SystemExit, match="2"):
-        main()
+    refuses("2", lambda: main(), SystemExit)
     assert raw.getvalue().decode("ascii").splitlines()[-3:] == [
         "1 \\xb1 2 \\u2013 \\u72ac",
         "crate-interp: warning: a key \\x1b]0;owned\\x07 of a file",
@@ -306,11 +293,13 @@ def test_long_work_says_after_its_first_chunk_what_is_left(pictures, tmp_path, m
 
 
 STAGES = {"ablate": 2, "concentration": 7, "atlas": 2, "audit": 11, "segment": 7}  # others: one
-VERBS = ("report", "sweep", "compare", "atoms", "atlas", "ablate", "segment")
-LONG = [pytest.param(verb, marks=pytest.mark.slow) for verb in ("audit", "concentration")]
+DRY = ("report", "sweep", "ablate", "segment")
+SLOW = ("compare", "atoms", "atlas", "audit", "concentration")
 
 
-@pytest.mark.parametrize("verb", [*VERBS, *LONG])
+@pytest.mark.parametrize(
+    "verb", few((*DRY, "compare", "atoms", "atlas", "audit", "concentration"), len(DRY))
+)
 def test_a_dry_run_measures_a_chunk_of_each_stage_and_writes_nothing(verb, tmp_path):
     out, model = tmp_path / "out", "crate-tiny-pictures"
     words = [verb, model, *([model] if verb == "compare" else [])]

@@ -27,12 +27,7 @@ from crate_interp.stats.intervals import (
     student_interval,
 )
 from crate_interp.sweeps import findings
-from crate_interp.training.watch_result import (
-    FEWEST,
-    change_point,
-    fitted,
-    noise,
-)
+from crate_interp.training.watch_result import FEWEST, change_point, fitted, noise
 
 COUNTS = (2, 4, 8, 32, 256)
 LEAST = 0.93

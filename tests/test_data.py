@@ -276,11 +276,7 @@ def test_the_fingerprint_is_of_names_and_sizes(odd):
 
 
 @pytest.mark.parametrize(
-    ("names", "first"),
-    [
-        (("train", "val"), "val"),
-        (("Train", "TEST", "Validation"), "Validation"),
-    ],
+    ("names", "first"), [(("train", "val"), "val"), (("Train", "TEST", "Validation"), "Validation")]
 )
 def test_splits_are_no_labels(tmp_path, names, first):
     for name in names:

@@ -26,7 +26,6 @@ from test_data_forms import (
     pictures,
     vision,
 )  # fmt: skip
-from texts import Words
 
 WHICH, TALL = 3, (37, 11)  # the sample with a fault; height and width of a mask that does not fit
 
@@ -208,31 +207,3 @@ def test_tokens_must_be_in_the_vocabulary(form, token, monkeypatch):
     }
     with pytest.raises(ValueError, match=f"sample {WHICH} has the token {token}"):
         ci.sweep(make_lm(), forms[form](), **SWEEP)
-
-
-OTHER_KIND = "this model reads (text|images)|cannot take text from"
-
-
-@pytest.mark.parametrize("data", [["some words"], "embedded:held-out-text", TOKENS], ids=type)
-def test_texts_are_refused_by_a_model_of_images(data):
-    with pytest.raises(ValueError, match=OTHER_KIND):
-        ci.sweep(vision(), data, **SWEEP)
-
-
-@pytest.mark.parametrize("data", [pictures(), "embedded:fashion", BYTES], ids=type)
-def test_images_are_refused_by_a_language_model(data):
-    lm = make_lm()
-    lm.tokenizer = Words()
-    with pytest.raises(ValueError, match=OTHER_KIND):
-        ci.sweep(lm, data, **SWEEP)
-
-
-def test_a_name_of_no_data_says_what_is_missing(tmp_path):
-    for model in (vision(), make_lm()):
-        for path in (tmp_path / "nope", "/nope", "no/such/file.txt", "~/nope"):
-            with pytest.raises(ValueError, match=rf"there is no file or folder '{path}'"):
-                ci.sweep(model, str(path), **SWEEP)
-    with pytest.raises(ValueError, match=r"write a list: data=\[text\]"):
-        ci.sweep(make_lm(), "3 4 5", **SWEEP)
-    with pytest.raises(ValueError, match=r"no class 'hi': the labels of the model are .* Give one"):
-        make(n_classes=31, labels=list(map(str, range(31)))).to_tokens("hi")

@@ -10,7 +10,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import crate_interp as ci
-from conftest import make, make_lm
+from conftest import make, make_lm, refuses
 
 COUNT, SIZE = 5, (6, 20)
 LABELS = [3, 0, 7, 3, 10]
@@ -19,8 +19,6 @@ BYTES = torch.randint(
     0, 256, (COUNT, 3, *SIZE), dtype=torch.uint8, generator=torch.Generator().manual_seed(3)
 )
 TOKENS = torch.randint(0, 47, (COUNT, 11), generator=torch.Generator().manual_seed(4))
-MASKS = torch.randint(0, 3, (COUNT, *SIZE), dtype=torch.uint8,
-                      generator=torch.Generator().manual_seed(5))  # fmt: skip
 
 
 def pictures():
@@ -159,27 +157,6 @@ def test_labels_and_their_names_come_along(form):
     assert samples.fingerprint != opened((BYTES, torch.tensor(LABELS) - 1)).fingerprint
 
 
-DRAWN = [Image.fromarray(mask.numpy()) for mask in MASKS]
-MASKED = {
-    "pair of tensors": (BYTES, MASKS),
-    "pair of a list and a tensor": (pictures(), MASKS),
-    "Dataset of pictures": Own(pictures(), DRAWN),
-    "list of dictionaries": [
-        {"image": one, "mask": mask, "label": 3}
-        for one, mask in zip(pictures(), DRAWN, strict=True)
-    ],
-    "Dataset of tensors": Own(BYTES, MASKS.long()),
-}
-
-
-@pytest.mark.parametrize("form", MASKED)
-def test_masks_come_along(form):
-    samples = opened(MASKED[form])
-    assert samples.masks is not None
-    assert torch.equal(samples.masks(1, 4), MASKS[1:4])
-    assert samples.labels == ([3] * COUNT if "dict" in form else None)
-
-
 TOKEN_FORMS = {
     "lists": lambda: TOKENS.tolist(),
     "numpy": lambda: TOKENS.numpy(),
@@ -208,13 +185,4 @@ def test_a_generator_cannot_begin_again():
     batches = iter([(BYTES[:3], LABELS[:3]), (BYTES[3:], LABELS[3:])])
     kept = ci.data.open_data(batches, vision().preprocess, 4)
     assert kept.labels == LABELS[:4]
-    with pytest.raises(ValueError, match="give limit=n"):
-        ci.ablate_heads(vision(), iter([BYTES]), **QUIET)
-
-
-def test_a_run_goes_on_with_the_same_samples_only(tmp_path):
-    more = {"out": tmp_path / "o", "chunk_size": 2, **SWEEP}
-    first = ci.sweep(vision(), Own(pictures(), LABELS), **more)
-    same(ci.sweep(vision(), Own(pictures(), LABELS), **more), first)
-    with pytest.raises(ValueError, match="data"):
-        ci.sweep(vision(), Own(pictures(), [*LABELS[:-1], 1]), **more)
+    refuses("give limit=n", lambda: ci.ablate_heads(vision(), iter([BYTES]), **QUIET))

@@ -18,7 +18,9 @@ def of(data, rows):
     return {key: data[key][rows] for key in data} if isinstance(data, dict) else data[rows]
 
 
-@pytest.fixture(params=SMALL)
+@pytest.fixture(
+    params=[pytest.param(verb, marks=[pytest.mark.slow] * (verb == "audit")) for verb in SMALL]
+)
 def verb(request):
     def asked(model, data):
         return attrgetter(request.param)(ci)(model, data, **SMALL[request.param], **QUIET)

@@ -11,7 +11,6 @@ import torch
 
 import crate_interp as ci
 from conftest import BATCH, HEADS, LAYERS, make, make_lm
-from crate_interp.viz.explorer_page import shown_points
 from crate_interp.viz.packing import LIMIT
 
 FAMILIES = ("crate-lm", "nanochat-crate", "gpt-baseline")
@@ -180,36 +179,3 @@ def test_the_logit_lens_is_the_librarys():
     assert logits[0, 3].argmax().item() == ids[3, 0]  # the last layer is the model itself
     assert "".join(data["names"]).endswith("Word")
     assert ci.viz.explore(cache, lm.to_tokens(text)[0]).html() == page.html()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name, most, parts",
-    [
-        ("crate", 6_000_000, ["codes"]),
-        pytest.param("gpt-baseline", 9_000_000, ["codes", "keys"], marks=pytest.mark.slow),
-        ("cbt", 9_000_000, ["codes", "contract"]),
-    ],
-)
-def test_the_size_of_a_page(name, most, parts):
-    """12 layers of 12 heads and 197 tokens with d_model 576: codes, keys or representatives."""
-    size = dict(d_model=576, n_layers=12, n_heads=12)
-    image = dict(image_size=224, patch_size=16, n_classes=10)
-    if name == "gpt-baseline":
-        model = ci.HookedCrateLM(ci.CrateConfig(family=name, n_ctx=197, d_vocab=99, **size))
-    else:
-        model = ci.HookedCrate(ci.CrateConfig(family=name, **image, **size))
-    generator = torch.Generator().manual_seed(0)
-    text = name == "gpt-baseline"
-    inputs = (
-        torch.randint(99, (1, 197), generator=generator)
-        if text
-        else torch.randn(1, 3, 224, 224, generator=generator)
-    )
-    points = shown_points(model)
-    with torch.no_grad():
-        _, cache = model.run_with_cache(inputs, names_filter=lambda each: each.endswith(points))
-    page = ci.viz.explore(cache, inputs)
-    assert "left out: call model.eval() first" in page.html() or not text
-    assert 2_000_000 < len(page.html()) < most
-    assert parts_of(page) == [parts] * 12

@@ -9,7 +9,6 @@ from safetensors.torch import load_file
 
 import crate_interp as ci
 from conftest import FIXTURES
-from reference import forward
 
 # name in the recordings -> our hook point, in a block
 POINTS = {
@@ -233,9 +232,8 @@ def test_sparse_autoencoder():
     lm = ci.load(FIXTURES / "crate_lm_overcomplete" / "ckpt-crate-12l-overparam-600000.pt")
     with torch.no_grad():
         _, cache = lm.run_with_cache(recorded("crate_lm_overcomplete")["tokens"])
-    same(
-        cache[sae.cfg.hook_name].flatten(0, 1), tensors["x"], "x"
-    )  # it reads the model's own hook point
+    # it reads the model's own hook point
+    same(cache[sae.cfg.hook_name].flatten(0, 1), tensors["x"], "x")
 
 
 CASES = {
@@ -294,22 +292,6 @@ def _patches(images, patch):
     return torch.stack(cuts, dim=1)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_float64_agrees_with_a_plain_forward(case):
-    model, recorded, meta, file = load_case(case, dtype=torch.float64)
-    weights = torch.load(file, weights_only=True)
-    weights = weights.get("state_dict", weights)
-    weights = {name.removeprefix("module."): value.double() for name, value in weights.items()}
-    family = "crate-alpha" if case == "crate_alpha" else "crate"
-    heads = meta["config"]["heads"]
-    images = recorded["images"].double()
-    with torch.no_grad():
-        plain = forward(weights, images, family, heads, model.cfg.patch_size, **CASES[case])
-        torch.testing.assert_close(model(images), plain, atol=1e-10, rtol=1e-10)
-        single = load_case(case)[0](recorded["images"])
-    assert (single.double() - plain).abs().max() > 1e-10  # float32 is what the bound tells apart
-
-
 def test_official_numbers():
     model, recorded, meta, _ = load_case("crate")
     result = ci.sweep(model, recorded["images"], progress=False)
@@ -318,13 +300,11 @@ def test_official_numbers():
         rate = table[table["layer"] == layer]["compression.official_rate"]
         zeros = table[table["layer"] == layer]["sparsity.zero_fraction"]
         assert rate.mean() == pytest.approx(meta["official_coding_rate"]["mean"][layer], rel=1e-4)
-        assert rate.std() == pytest.approx(
-            meta["official_coding_rate"]["std"][layer], rel=1e-4
-        )  # unbiased, as there
+        # unbiased, as there
+        assert rate.std() == pytest.approx(meta["official_coding_rate"]["std"][layer], rel=1e-4)
         assert zeros.mean() == pytest.approx(meta["official_sparsity"]["mean"][layer], rel=1e-4)
-        assert zeros.std(ddof=0) == pytest.approx(
-            meta["official_sparsity"]["std"][layer], rel=1e-4
-        )  # population
+        # population
+        assert zeros.std(ddof=0) == pytest.approx(meta["official_sparsity"]["std"][layer], rel=1e-4)
         assert rate.mean() == pytest.approx(
             float(recorded["official_coding_rate_mean"][layer]), rel=1e-4
         )

@@ -17,13 +17,7 @@ from crate_interp.circuits.graphs.derivatives import (
     values,
 )
 from crate_interp.circuits.graphs.question import asked
-from crate_interp.circuits.graphs.selection import (
-    among,
-    edge_table,
-    influences,
-    prune,
-    select,
-)
+from crate_interp.circuits.graphs.selection import among, edge_table, influences, prune, select
 from selection import few
 
 LAYERS = 3

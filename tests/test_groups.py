@@ -14,6 +14,7 @@ import crate_interp as ci
 from crate_interp.data.texts import windows_of_texts
 from crate_interp.stats.contrasts import by_group, columns_of_sums
 from crate_interp.stats.intervals import interval_of_sums
+from selection import few
 
 sys.path.append(str(Path(__file__).parent / "benchmarks"))
 from windows_of_texts import GROUPS, SIZES, STATISTICS, covered_texts, measured  # noqa: E402
@@ -32,8 +33,8 @@ def fashion():
     return ci.load("crate-tiny-fashion")
 
 
-@pytest.mark.parametrize("name", STATISTICS)
-@pytest.mark.parametrize("memory", [0.35, pytest.param(0.55, marks=pytest.mark.slow), 0.75])
+@pytest.mark.parametrize("name", few(STATISTICS))
+@pytest.mark.parametrize("memory", few([0.35, 0.75, 0.55], 2))
 def test_intervals_over_texts_hold_the_mean(name, memory):
     """Of the same windows taken as independent, 95 % intervals hold it in .6 to .8 of cases."""
     texts, windows = covered_texts(np.random.default_rng(1), name, memory, 600)
@@ -109,10 +110,9 @@ def test_windows_know_their_text(lm):
 
 
 def test_intervals_of_a_sweep_are_over_texts(lm):
-    result = ci.sweep(lm, TEXT, controls=0, progress=False)
-    layers = result.layers()
+    result = measured()
+    layers, table = result.layers(), result.samples()
     low, high = result.mean_ends(layers)
-    table = measured()
     for name in STATISTICS:
         probe, statistic = name.split(".")
         row = (layers["probe"] == probe) & (layers["statistic"] == statistic)
@@ -123,11 +123,12 @@ def test_intervals_of_a_sweep_are_over_texts(lm):
         assert (high - low)[row] == pytest.approx([2 * half], rel=1e-5)
         # taken as independent, the windows would give at most two thirds of it
         assert 2 * 1.96 * own.std() / len(own) ** 0.5 < 0.67 * 2 * half
-    few = ci.sweep(lm, TEXT, limit=90, controls=0, probes=["sparsity", "attention"], progress=False)
+    short = ci.sweep(lm, TEXT, limit=90, controls=0, probes=["sparsity", "attention"], **QUIET)
     assert (
-        np.isnan(few.mean_ends(few.layers())).all() and np.isnan(few.mean_ends(few.heads())).all()
+        np.isnan(short.mean_ends(short.layers())).all()
+        and np.isnan(short.mean_ends(short.heads())).all()
     )
-    assert few.caution() and not few.caution().startswith("Intervals")
+    assert short.caution() and not short.caution().startswith("Intervals")
 
 
 def test_groups_of_a_user(fashion, tmp_path):

@@ -12,14 +12,7 @@ import crate_interp as ci
 from answering import ready
 from conftest import CLASSES, HEADS, LAYERS, leftover_hooks, make, make_lm, refuses
 from crate_hooks import edit
-from crate_interp.circuits import (
-    Circuit,
-    Edge,
-    evaluate,
-    head_ablation,
-    head_scores,
-    repeat_targets,
-)
+from crate_interp.circuits import Circuit, Edge, evaluate, head_scores, repeat_targets
 from crate_interp.data import open_data
 from crate_interp.questions.edited_runs import may_share
 from crate_interp.stats.bootstrap import studentised
@@ -154,26 +147,6 @@ def test_an_edited_model_is_said_to_be_one(images, tmp_path):
         ci.ablate_heads(model, images, **out)
     refuses("settings.edits is .* there and absent", lambda: ci.ablate_heads(model, images, **out))
     assert "edits" not in ci.ablate_heads(model, images, **QUIET).meta
-
-
-def test_what_cannot_be_ablated_is_refused_before_work_starts(images, monkeypatch, unchecked):
-    monkeypatch.setattr(head_ablation, "Pass", lambda *_: pytest.fail("work has started"))
-    model = make(labels=[f"class {number}" for number in range(11)])
-    pictures = images.read(0, N)
-    for args, options, match in (
-        ((model, pictures), {}, "needs the true class of each image: labels are missing"),
-        ((model, dataclasses.replace(images, labels=[99] * N)), {}, "the label 99 of sample 0 is"),
-        ((model, dataclasses.replace(images, labels=[None] * N)), {}, "labels are missing"),
-        ((model, images), {"metric": "los"}, "Did you mean loss"),
-        ((make_lm(), torch.zeros(3, 1, dtype=torch.long)), {}, "the windows have one token"),
-        ((ci.HookedCrateMAE(_mae()), pictures), {}, "has no logits"),
-    ):
-        refuses(match, partial(ci.ablate_heads, *args, **options))
-
-
-def _mae():
-    sizes = dict(n_layers=1, n_heads=2, d_model=8, image_size=(6, 20), patch_size=(2, 5))
-    return ci.CrateConfig(family="crate-mae", **sizes)
 
 
 def slow_targets(tokens, offset):

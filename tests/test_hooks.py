@@ -167,9 +167,8 @@ def test_the_catalogue_is_the_model(name):
             holder, there = (
                 (cache.decoder, full.removeprefix("decoder_")) if decoder else (cache, full)
             )
-            assert holder[eval(short, {"l": 1})] is holder[there], (
-                short
-            )  # the catalogue's own words
+            # the catalogue's own words
+            assert holder[eval(short, {"l": 1})] is holder[there], short
     other = re.compile(r"(decoder_|cls_)?blocks\.[02]\.")
     live = {point for point in model.hook_dict if not other.match(point)}
     assert listed == live
@@ -200,49 +199,29 @@ def in_thread(work):
         return pool.submit(run).result(timeout=60)
 
 
-def refused(work):
-    error = in_thread(work)
-    assert isinstance(error, RuntimeError) and SENTENCE in str(error), error
-
-
-def sparse_step(model):
-    return edit.sparse_step(model.blocks[1], lambd=0.4)
-
-
-CONTEXTS = {
-    "hooks": lambda model: model.hooks(fwd_hooks=[(POINT, doubled)]),
-    "nested": lambda model: model.hooks(fwd_hooks=[(POINT, doubled)]),
-}
-ENTERS = {
+USES = {
+    "hooks": lambda model: model.hooks().__enter__(),
     "run_with_hooks": lambda model: model.run_with_hooks(images(1), fwd_hooks=[(POINT, doubled)]),
     "run_with_cache": lambda model: model.run_with_cache(images(1)),
-    "hooks": lambda model: model.hooks().__enter__(),
-}
-
-
-@pytest.mark.parametrize("enter", ENTERS.values(), ids=ENTERS)
-@pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS)
-def test_a_second_thread_is_refused_while_a_context_is_open(context, enter):
-    model = make()
-    with context(model), context(model):
-        refused(lambda: enter(model))
-    enter(model)
-    model.reset_hooks()
-    assert not leftover_hooks(model)
-
-
-RUNS = {
     "a plain forward": lambda model: model(images(1)),
     "a sweep": lambda model: ci.sweep(model, images(1), probes="sparsity", progress=False),
 }
+CONTEXTS = {
+    "hooks": lambda model: model.hooks(fwd_hooks=[(POINT, doubled)]),
+    "sparse_step": lambda model: edit.sparse_step(model.blocks[1], lambd=0.4),
+}
 
 
-@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-@pytest.mark.parametrize("context", [CONTEXTS["hooks"], sparse_step], ids=["hooks", "sparse_step"])
-def test_a_run_of_another_thread_is_never_edited(context, run):
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+@pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS)
+def test_another_thread_is_refused_while_a_context_is_open_and_never_edited(context, use):
     model = make()
     before = model(images(1))
-    with context(model):
-        refused(lambda: run(model))
+    with CONTEXTS["hooks"](model), context(model):
+        error = in_thread(lambda: use(model))
+        assert isinstance(error, RuntimeError) and SENTENCE in str(error), error
         assert not torch.equal(model(images(1)), before)
+    use(model)
+    model.reset_hooks()
+    assert not leftover_hooks(model)
     assert torch.equal(in_thread(lambda: model(images(1))), before)

@@ -136,27 +136,6 @@ def test_pictures_are_turned_upright(tmp_path, form, orientation):
     assert torch.equal(opened(model, f"imagefolder:{tmp_path}").read(0, 1), shown)
 
 
-def test_masks_lie_on_turned_pictures(tmp_path):
-    model = make(image_size=(31, 23), patch_size=(31, 23), **PLAIN)
-    for place in ("JPEGImages", "SegmentationClass"):
-        (tmp_path / place).mkdir()
-    upright = np.zeros((31, 23), np.uint8)
-    upright[3:9, 2:20] = 7
-    stored = Image.fromarray(np.ascontiguousarray(upright.swapaxes(0, 1)[::-1]))
-    image, mask = tmp_path / "JPEGImages/a.png", tmp_path / "SegmentationClass/a.png"
-    stored.convert("RGB").save(image, exif=exif_of(6))
-    Image.fromarray(upright).save(mask)
-    samples = opened(model, f"voc:{tmp_path}")
-    assert torch.equal(samples.masks(0, 1)[0], torch.from_numpy(upright))
-    assert torch.equal((samples.read(0, 1)[0, 0] * 255).round(), torch.from_numpy(upright))
-    rows = table([cell(image.read_bytes())], mask=[cell(mask.read_bytes())])
-    assert torch.equal(opened(model, rows).masks(0, 1)[0], torch.from_numpy(upright))
-    stored.save(mask, exif=exif_of(6))  # a mask that is turned with its picture
-    assert torch.equal(opened(model, f"voc:{tmp_path}").masks(0, 1), samples.masks(0, 1))
-    stored.save(mask)
-    refused("is .31, 23. .* image is .23, 31.", opened(model, f"voc:{tmp_path}").masks, 0, 1)
-
-
 # --- folders ---
 
 

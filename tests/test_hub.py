@@ -161,9 +161,8 @@ def test_server_gone_and_offline(table, hub, tmp_path, monkeypatch):
 
 def push(model, name, hub):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            constants, "ENDPOINT", hub.urls["hub"]
-        )  # the client's upload side reads it here
+        # the client's upload side reads it here
+        patch.setattr(constants, "ENDPOINT", hub.urls["hub"])
         model.push_to_hub(name, token="hf_x")
 
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file, save_model
 
 import crate_interp as ci
-from conftest import D_MODEL, FIXTURES, HEADS, IMAGE, fails, make, refuses
+from conftest import D_MODEL, FIXTURES, HEADS, IMAGE, fails, make, refuses, same_model
 from crate_interp.circuits import logit_lens
 from published import GIVEN, SIZES, published
 from reference import published_layout
@@ -60,10 +60,9 @@ def test_a_tied_model_saved_as_safetensors_do(case, dropped, tmp_path):
     else:
         kept = {key: value for key, value in weights.items() if key != dropped}
     save_file(kept, path)
-    wanted, found = ci.load(weights, **GIVEN[case]), ci.load(path, **GIVEN[case])
+    found = ci.load(path, **GIVEN[case])
     assert found.cfg.d_vocab == 47
-    for name, value in wanted.state_dict().items():
-        assert torch.equal(found.state_dict()[name], value), name
+    same_model(ci.load(weights, **GIVEN[case]), found)
 
 
 LARGE = (
@@ -121,11 +120,8 @@ def test_other_shapes(case, tmp_path):
         warnings.simplefilter("ignore")  # nanochat's has no tokenizer beside it here
         folder = model.save_pretrained(tmp_path / "own")
     back = ci.load(folder)
-    assert back.cfg == model.cfg and torch.equal(run(back), out)
-    for (name, ours), (other, theirs) in zip(
-        model.state_dict().items(), back.state_dict().items(), strict=True
-    ):
-        assert name == other and torch.equal(ours, theirs)
+    same_model(back, model)
+    assert torch.equal(run(back), out)
     key = sorted(
         key
         for key in weights

@@ -84,25 +84,6 @@ def test_stop_and_start(lm):
     refuses("start_at_layer=9: the model has layers 0 to 2", lambda: lm(z, start_at_layer=9))
 
 
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    ("words", "given"),
-    {
-        "tokens range from 0 to 47": (torch.tensor([[0, 47]]),),
-        "tokens range from -1 to 3": (torch.tensor([[3, -1]]),),
-        "give whole numbers": (torch.rand(2, 3),),
-        "there are no tokens": (torch.zeros(0, 3, dtype=torch.long),),
-        "there are 14 tokens; the model takes at most n_ctx=13": (ids(pos=14),),
-        "the input is int": (3,),
-        "return_type='x'": (ids(), "x"),
-        "the loss needs at least two tokens": (ids(pos=1), "loss"),
-        "the model has no tokenizer": ("text",),
-    }.items(),
-)
-def test_bad_tokens(words, given):
-    refuses(words, lambda: make_lm("crate-lm")(*given))
-
-
 def test_text(chat):
     assert chat.to_tokens("the").tolist() == [[276, 260]] and chat.to_tokens(
         "the", prepend_bos=False

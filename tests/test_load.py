@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import crate_interp as ci
-from conftest import D_HEAD, D_MODEL, HEADS, IMAGE, fails, make
+from conftest import D_HEAD, D_MODEL, HEADS, IMAGE, fails, make, same_model
 from reference import _ista, _mssa, forward, published_layout
 
 GIVEN = dict(n_heads=HEADS, image_size=IMAGE["image_size"])
@@ -15,14 +15,6 @@ GIVEN = dict(n_heads=HEADS, image_size=IMAGE["image_size"])
 
 def given(model):
     return GIVEN | ({"patch_size": (2, 5)} if model.cfg.family == "crate" else {})
-
-
-def equal(a, b):
-    assert a.cfg == b.cfg
-    for (name, left), (other, right) in zip(
-        a.state_dict().items(), b.state_dict().items(), strict=True
-    ):
-        assert name == other and torch.equal(left, right)
 
 
 @pytest.mark.parametrize("family", ["crate", "crate-alpha"])
@@ -41,7 +33,7 @@ def test_other_shapes(family, over):
     said = {k: v for k, v in (IMAGE | over).items() if k not in ("d_head",)} | {
         "n_heads": model.cfg.n_heads
     }
-    equal(ci.load(published_layout(model), **said), model)
+    same_model(ci.load(published_layout(model), **said), model)
 
 
 def test_a_module_and_inference(images):
@@ -51,7 +43,7 @@ def test_a_module_and_inference(images):
 
     model = make(image_size=12, patch_size=4)
     loaded = ci.load(Theirs(), n_heads=HEADS)  # square: sizes come from the tensors
-    equal(loaded, model)
+    same_model(loaded, model)
     assert (
         loaded.cfg.d_head == D_HEAD
         and loaded.cfg.n_classes == 11
@@ -65,7 +57,7 @@ def test_the_demo_head(tmp_path, images):
     weights = published_layout(model)
     torch.save({"model": weights}, tmp_path / "demo.pth")
     loaded = ci.load(tmp_path / "demo.pth", **given(model))
-    equal(loaded, model)
+    same_model(loaded, model)
     with torch.no_grad():
         logits, cache = loaded.run_with_cache(images)
         features = forward(weights, images, "crate", HEADS, IMAGE["patch_size"])
@@ -73,7 +65,7 @@ def test_the_demo_head(tmp_path, images):
     torch.testing.assert_close(logits, plain)
     torch.testing.assert_close(cache["hook_features"], features)
     torch.testing.assert_close(cache["hook_pooled"] @ loaded.W_U + loaded.b_U, logits)
-    equal(ci.load(loaded.save_pretrained(tmp_path / "own")), loaded)
+    same_model(ci.load(loaded.save_pretrained(tmp_path / "own")), loaded)
     del weights["head.bias"]
     fails(r"keys missing \(1\): head.bias \[11\]", weights, **given(model))
     fails("d_features=3 contradicts the", published_layout(model), d_features=3, **given(model))
@@ -152,7 +144,7 @@ def test_the_ablation_with_crates_own_step(images):
         and "transformer.layers.0.1.fn.D1" not in weights
     )
     loaded = ci.load(weights, **given(model))
-    equal(loaded, model)
+    same_model(loaded, model)
     assert not loaded.cfg.residual
     named = {
         key.replace(".1.fn.D", ".1.fn.weight").replace("conv1", "x"): value
@@ -192,9 +184,9 @@ def test_own_folder_round_trip(model, tmp_path, images):
         "model.safetensors",
     ]
     loaded = ci.load(folder)
-    equal(loaded, model)
+    same_model(loaded, model)
     assert torch.equal(loaded(images), model(images))
-    equal(
+    same_model(
         ci.load(str(folder), interpolate_pos=True, eta=0.2),
         make(**model.cfg.to_dict() | {"interpolate_pos": True, "eta": 0.2}),
     )
@@ -230,7 +222,7 @@ def test_steps_along_a_training(tmp_path):
     fails("mine has no revision 'step-0': it has no steps", folder, revision="step-0")
     for step in (10, 2):
         shutil.copy(weights, folder / "steps" / f"step-{step}.safetensors")
-    equal(ci.load(folder, revision="step-10"), model)
+    same_model(ci.load(folder, revision="step-10"), model)
     fails("has no revision '../model': give one of step-2, step-10, or None", folder,
           revision="../model")  # fmt: skip
     weights.rename(tmp_path / "weights")

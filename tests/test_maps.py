@@ -13,7 +13,7 @@ from PIL import Image
 import crate_interp as ci
 from browser import driven, looked_over  # noqa: F401
 from browser import opened as shown_in
-from conftest import BATCH, HEADS, LAYERS, make, refuses
+from conftest import BATCH, HEADS, LAYERS, make
 
 GRID = (3, 4)
 
@@ -73,28 +73,6 @@ def test_windows_average_where_they_overlap(model, images):
     torch.testing.assert_close(found[..., :2], left[..., :2])
     torch.testing.assert_close(found[..., 2:4], (left[..., 2:] + right[..., :2]) / 2)
     torch.testing.assert_close(found[..., 4:], right[..., 2:])
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_what_does_not_fit_is_said(model, images, cache):
-    _, few = model.run_with_cache(images, names_filter="hook_embed")
-    _, sliced = model.run_with_cache(images, pos_slice=slice(0, 2))
-    _, flat = model.run_with_cache(images[:1], remove_batch_dim=True)
-    attention, rollout, windowed = ci.maps.attention, ci.maps.rollout, ci.maps.windowed
-    grid_of_heads = ci.viz.head_grid
-    for words, call in (
-        ("layer=3: the model has layers 0 to 2", lambda: attention(cache, 3)),
-        ("12 patches do not fit the grid 3 x 5", lambda: attention(cache, 0, grid=(3, 5))),
-        ("cache lacks tokens", lambda: attention(sliced, 0)),
-        ("cache lacks tokens", lambda: rollout(sliced)),
-        ("no batch axis", lambda: attention(flat, 0)),
-        ("give the cache of", lambda: attention([1], 0)),
-        (r"at least \(6, 20\)", lambda: windowed(model, images[..., :15], rollout)),
-        (r"return .batch, map, h, w.", lambda: windowed(model, images, rollout)),
-        ("does not belong to images", lambda: grid_of_heads(cache, images[:1])),
-    ):
-        refuses(words, call)
-    refuses(r"the cache lacks 'blocks.1.attn.hook_pattern'", lambda: attention(few, 1), KeyError)
 
 
 def tiles(html):

@@ -8,6 +8,7 @@ import torch
 
 import crate_interp as ci
 from conftest import BATCH, LAYERS, make, make_lm, refuses
+from crate_interp.measures.cuts import normalised_cut
 from test_graph_results import IMAGE, TOKENS, network
 
 
@@ -48,6 +49,23 @@ MISTAKES = {
     "ci.measures.coding_rate(torch.ones(3, 5), 0)": "give a number above 0",
     "ci.measures.projection_energy(torch.ones(3, 5), torch.ones(5, 2))": "got shape [5, 2]",
     "ci.measures.maskcut(torch.ones(6, 5), (2, 4))": "grid=(2, 4) does not fit 6 tokens",
+    "ci.measures.coding_rate(torch.ones(3, 5), torch.nan)": "give a number above 0",
+    "ci.measures.official_coding_rate(torch.ones(2, 3, 5), 0.0)": "eps_squared=0.0: give a number",
+    "ci.measures.zero_fraction(torch.ones(0, 5))": "there is no code to measure",
+    "ci.measures.zero_fraction(torch.ones(3, 5), tol=-1.0)": "tol=-1.0: give a number of",
+    "ci.measures.hoyer(torch.ones(3, 1))": "at least 2 entries, got 1",
+    "ci.measures.attention_entropy(torch.ones(5, 0))": "there is no attention to measure",
+    "ci.measures.top_mass(torch.full((3, 5), 0.2), 6)": "k=6: give a number from 1 to 5",
+    "ci.measures.output_map_cosine(torch.ones(3, 9, 5), torch.ones(3, 9, 5))": "does not fit u",
+    "ci.measures.maskcut(torch.ones(6, 5), (2, 3), 0)": "n_masks=0: give a whole number",
+    "ci.measures.maskcut(torch.ones(6, 5), (2, 3), 1, torch.nan)": "tau=nan: give a finite number",
+    "ci.measures.maskcut(torch.ones(6, 5), (2, 3), 1, 0.1, 'dot')": "'dot' is none of cosine",
+    "ci.measures.maskcut(torch.ones(6, 5), (2, 3), 1, -0.1, 'inner')": "of at least 0",
+    "ci.measures.maskcut(torch.ones(6, 5) * torch.nan, (2, 3))": "features hold NaN or Inf",
+    "normalised_cut(torch.ones(3, 4))": "is [pos, pos] with pos > 1, got [3, 4]",
+    "normalised_cut(torch.tensor([[1.0, 2.0], [3.0, 1.0]]))": "symmetric",
+    "normalised_cut(torch.tensor([[1.0, torch.nan], [torch.nan, 1.0]]))": "finite",
+    "normalised_cut(torch.diag(torch.tensor([1.0, 0.0])))": "token 1 has weight 0",
     "ci.load(None)": "cannot load None: give a file",
     "ci.sweep('crate-tiny-fashion', 'embedded:fashion')": "cannot measure str",
     "ci.viz.layers(result, 'sparsity.l2')": "no statistic 'sparsity.l2'. Did you mean sparsity.l1",
@@ -61,6 +79,59 @@ MISTAKES = {
     "ci.sweep(tiny, ['a text'])": "sample 0 is 'a text', but this model reads images",
     "ci.segment(tiny, 'embedded:fashion', limit=4)": "the data has none: ",
     "ci.compare(tiny, lm, 'embedded:fashion', limit=4)": "but this model reads text",
+    "ci.CrateConfig(**base | {'family': 'crat'})": "family='crat' is none of crate",
+    "ci.CrateConfig(**base | {'n_heads': 3})": "n_heads=3 must divide d_model=32: change it, or",
+    "ci.CrateConfig(**base | {'n_layers': 0})": "n_layers=0: give a whole number of at least 1",
+    "ci.CrateConfig(**base, image_size=30)": "image_size=(30, 30), patch_size=(16, 16): ",
+    "ci.CrateConfig(**base, patch_size='16')": "patch_size='16': give an int, or",
+    "ci.CrateConfig(**base, d_mlp=64)": "d_mlp=64: the dictionary is square",
+    "ci.CrateConfig(**base, mean=(0.1,) * 3)": "mean and std go together",
+    "ci.CrateConfig(**base, mean=[51.0] * 3, std=[9.0] * 3)": "divide both by 255",
+    "ci.CrateConfig(**base, labels=('a',))": "1 labels for n_classes=1000",
+    "ci.sweep(tiny, images, probes='compresion')": "'compresion'. Did you mean compression",
+    "ci.sweep(tiny, images, probes=[])": "probes=[]: give names",
+    "ci.sweep(tiny, images, probes=['sparsity', ci.probes.sparsity()])": "two probes share a name",
+    "ci.sweep(tiny, images, batch_size=0)": "batch_size=0: give a whole number of at least 1",
+    "ci.sweep(tiny, images, workers=-1)": "workers=-1: give a whole number of at least 0",
+    "ci.sweep(tiny, images, engine='dask')": "engine='dask'",
+    "ci.sweep(tiny, images, shard='0/2')": "needs a folder that all shards share: give out=DIR",
+    "ci.sweep(tiny, '/nope')": "there is no file or folder '/nope'",
+    "ci.sweep(lm, '3 4 5')": "write a list: data=[text]",
+    "ci.sweep(lm, 1.5)": "cannot take text from float",
+    "ci.sweep(lm, [])": "the data is empty: there is no text",
+    "ci.sweep(lm, torch.full((1, 13), 10**6))": "beyond the vocabulary of",
+    "ci.linear_probe(tiny, images)": "a linear probe needs labels",
+    "ci.linear_probe(tiny, images, labels=[1])": "there are 1 labels for 2 samples",
+    "ci.linear_probe(tiny, images, labels=[1, 1])": "all 2 samples have the label '1'",
+    "ci.linear_probe(tiny, images, labels=[0, 1], test=0.9)": "test=0.9",
+    "ci.linear_probe(tiny, images, labels=[0, 1], pool='max')": "pool='max': give one of cls, mean",
+    "ci.linear_probe(lm, tokens, labels=[0, 1], pool='cls')": "'cls' needs a model with a CLS",
+    "ci.ablate_heads(tiny, images)": "needs the true class of each image: labels are missing",
+    "ci.ablate_heads(tiny, (images, [0, 99]))": "the label 99 of sample 1 is",
+    "ci.ablate_heads(tiny, (images, [0, 1]), metric='los')": "Did you mean loss",
+    "tiny(images, labels=torch.tensor([0, 11]))": "labels are classes from 0 to 9",
+    "tiny.preprocess([])": "the sequence is empty",
+    "tiny.preprocess([3.0])": "cannot read an image from float",
+    "tiny.preprocess('missing.png')": "cannot read the image 'missing.png'",
+    "ci.maps.attention(cache, 9)": "layer=9: the model has layers 0 to 5",
+    "ci.maps.attention(cache, 0, grid=(3, 5))": "patches do not fit the grid 3 x 5",
+    "ci.maps.attention([1], 0)": "give the cache of",
+    "ci.viz.head_grid(cache, images[:1])": "does not belong to images",
+    "ci.graph(tiny, images)": "give one sample",
+    "ci.graph(tiny, images[:1], target=99)": "target=99",
+    "ci.graph(tiny, images[:1], target='shoe')": "no class 'shoe'",
+    "ci.graph(tiny, images[:1], most='all')": "most",
+    "ci.circuits.Circuit((ci.circuits.Edge('head 1', 'logits', 1.0),))": "is not a node",
+    "ci.circuits.composition(tiny, through='data')": "give data with through='data'",
+    "ci.circuits.path_patch(tiny, images, images, torch.sum, receivers=[(9, 0)])": "[(9, 0)]",
+    "lm(tokens + 10**6)": "tokens range from 10000",
+    "lm(tokens - 9)": "tokens range from -9",
+    "lm(torch.rand(2, 3))": "give whole numbers",
+    "lm(tokens[:, :0])": "there are no tokens",
+    "lm(tokens.repeat(1, 400))": "the model takes at most n_ctx",
+    "lm(3)": "the input is int",
+    "lm(tokens, 'x')": "return_type='x'",
+    "lm(tokens[:, :1], 'loss')": "the loss needs at least two tokens",
 }
 
 
@@ -70,8 +141,13 @@ def names():
     base = dict(family="crate", d_model=32, n_layers=2, n_heads=4)
     tiny, lm = ci.load("crate-tiny-fashion"), ci.load("crate-tiny-lm")
     result = ci.sweep(tiny, "embedded:fashion", probes="sparsity", limit=2, progress=False)
-    probe = lambda **over: one_number(print, **over)  # noqa: E731
-    return dict(ci=ci, torch=torch, base=base, tiny=tiny, lm=lm, result=result, probe=probe)
+    images = tiny.preprocess(ci.data.embedded("fashion")[:2]["image"])
+    return dict(
+        ci=ci, torch=torch, normalised_cut=normalised_cut, base=base, tiny=tiny, lm=lm,
+        result=result, images=images,
+        cache=tiny.run_with_cache(images)[1], tokens=torch.arange(14).view(2, 7),
+        probe=lambda **over: one_number(print, **over),
+    )  # fmt: skip
 
 
 @pytest.mark.usefixtures("unchecked")

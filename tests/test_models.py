@@ -4,23 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import crate_interp as ci
-from conftest import (
-    BATCH,
-    CLASSES,
-    D_HEAD,
-    D_MODEL,
-    HEADS,
-    LMS,
-    leftover_hooks,
-    make,
-    make_lm,
-)
+from conftest import BATCH, CLASSES, D_HEAD, D_MODEL, HEADS, LMS, leftover_hooks, make, make_lm
 from crate_interp.models.layers.embed import interpolate_positions
 from reference import forward, published_layout
 from test_whitebox_family import MEMBERS, member
-
-POS = 13
 
 
 def plain(model, images):
@@ -65,40 +52,6 @@ def test_one_head_over_the_whole_stream_has_no_output_matrix(family, images):
     assert "out_proj" in str(
         [n for n, _ in make(family, n_heads=1, d_head=D_HEAD).named_parameters()]
     )
-
-
-def test_identical_tokens_are_fixed_by_attention():
-    # every pattern averages equal codes: SSA_k = C_k, so variant c adds sum_k U_k U_k^T x
-    model = make(variant="c")
-    block = model.blocks[0]
-    z = torch.randn(1, 1, D_MODEL).expand(BATCH, POS, -1)
-    x, u = block.ln1(z), block.attn.U
-    torch.testing.assert_close(
-        block.attn(z, block.ln1), torch.einsum("bnd,hdp,hep->bne", x, u, u), atol=1e-5, rtol=1e-5
-    )
-
-
-def test_ista_with_an_orthonormal_dictionary_is_one_soft_threshold():
-    # D^T D = I makes the gradient D^T D y - D^T y = y - D^T y:
-    # at eta 1 the code is ReLU(D^T y - lambd)
-    model = make(eta=1.0, lambd=0.2, n_layers=1)
-    mlp = model.blocks[0].mlp
-    mlp.D.data = torch.linalg.qr(torch.randn(D_MODEL, D_MODEL))[0]
-    y = torch.randn(BATCH, POS, D_MODEL)
-    torch.testing.assert_close(mlp(y), F.relu(y @ mlp.D - 0.2), atol=1e-5, rtol=1e-5)
-
-
-def test_official_initialisation():
-    # kaiming_uniform(a=sqrt 5) for U: variance 1/(3 d), so E U_k^T U_k = I/3;
-    # kaiming_uniform for D: E D^T D = 2 I
-    torch.manual_seed(0)
-    model = ci.HookedCrate(
-        ci.CrateConfig(family="crate", d_model=256, n_layers=1, n_heads=4, image_size=32)
-    )
-    u, d = model.blocks[0].attn.U, model.blocks[0].mlp.D
-    assert (u.mT @ u).diagonal(dim1=-2, dim2=-1).mean().item() == pytest.approx(1 / 3, rel=0.03)
-    assert (d.T @ d).diagonal().mean().item() == pytest.approx(2, rel=0.03)
-    assert model.pos_embed.std().item() == pytest.approx(1, rel=0.1)
 
 
 @pytest.mark.parametrize("name", ["crate", "crate-alpha", *LMS, *MEMBERS])
@@ -201,29 +154,6 @@ def test_an_edit_of_the_position_embedding_stays_in_its_image(model, images):
     out = model.run_with_hooks(images, fwd_hooks=[("hook_pos_embed", one_image)])
     assert torch.equal(out[1], model(images)[1]) and not torch.equal(out[0], model(images)[0])
     assert torch.equal(model.pos_embed, weights)
-
-
-def test_gated_points(model, images):
-    name = "blocks.0.attn.hook_result"
-    with pytest.raises(KeyError, match="fires only after model.set_use_attn_result"):
-        model.run_with_cache(images, names_filter=name)
-    plain_out = model(images)
-    model.set_use_attn_result(True)
-    out, cache = model.run_with_cache(images)
-    torch.testing.assert_close(out, plain_out, atol=1e-5, rtol=1e-5)
-    heads = torch.einsum("bnhp,hpd->bnhd", cache["z", 0], model.blocks[0].attn.W_O)
-    torch.testing.assert_close(cache[name], heads, atol=1e-5, rtol=1e-5)
-    model.set_use_attn_result(False)
-    model.set_use_split_qkv_input(True)
-    out, cache = model.run_with_cache(images)
-    torch.testing.assert_close(out, plain_out, atol=1e-5, rtol=1e-5)
-    assert cache["blocks.0.attn.hook_q_input"].shape == (BATCH, POS, HEADS, D_MODEL)
-    zero = lambda tensor, hook: torch.zeros_like(tensor)  # noqa: E731
-    with model.hooks(fwd_hooks=[("blocks.0.attn.hook_k_input", zero)]):
-        _, after = model.run_with_cache(images)
-    assert torch.equal(after["q", 0], cache["q", 0]) and not torch.equal(
-        after["k", 0], cache["k", 0]
-    )
 
 
 @pytest.mark.parametrize("family", ["crate", "crate-alpha"])

@@ -28,43 +28,6 @@ def texts(seed=3):
     return [torch.randint(VOCAB, (length,), generator=draw).tolist() for length in LENGTHS]
 
 
-def real_of(row, real, value):
-    """The part of a batch's value, whose axis 1 is tokens, that is the row's real tokens."""
-    return value[row][real[row]]
-
-
-@pytest.mark.parametrize("name", LMS)
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_a_padded_row_is_the_text_alone(name, side):
-    lm, rows = make_lm(name).double(), texts()
-    tokens, real = padded(rows, 5, side)
-    with torch.no_grad():
-        logits, cache = lm.run_with_cache(tokens, attention_mask=real)
-        other = tokens.masked_fill(~real, 11)
-        assert torch.equal(logits[real], lm(other, attention_mask=real.long())[real])
-        each = lm(tokens, "loss", loss_per_token=True, attention_mask=real)
-        mean = lm(tokens, "loss", attention_mask=real)
-        nats = []
-        for row, ids in enumerate(rows):
-            one = torch.tensor([ids])
-            alone, single = lm.run_with_cache(one)
-            torch.testing.assert_close(real_of(row, real, logits), alone[0], **CLOSE)
-            for name in ("blocks.1.hook_resid_post", "blocks.2.attn.hook_k"):
-                torch.testing.assert_close(
-                    real_of(row, real, cache[name]), single[name][0], **CLOSE
-                )
-            for layer in range(3):
-                pattern = cache["pattern", layer][row]
-                assert not pattern[:, :, ~real[row]].any()  # exactly no weight, for any query
-                torch.testing.assert_close(
-                    pattern[:, real[row]][:, :, real[row]], single["pattern", layer][0], **CLOSE
-                )
-            nats += lm(one, "loss", loss_per_token=True)[0].tolist()
-    assert each[each != 0].tolist() == pytest.approx(
-        nats, rel=1e-6
-    ) and mean.item() == pytest.approx(sum(nats) / len(nats), rel=1e-6)
-
-
 def test_a_window_counts_real_tokens():
     lm = make_lm("nanochat-crate", window=True, window_pattern="S").double()  # 6 tokens back
     row = torch.randint(VOCAB, (9,), generator=torch.Generator().manual_seed(1)).tolist()

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformer_lens import SVDInterpreter
 from transformer_lens.model_bridge.get_params_util import get_bridge_params
 
 from conftest import BATCH, D_MODEL, HEADS, LAYERS, LMS, leftover_hooks, make, make_lm, refuses
@@ -86,16 +85,6 @@ def test_weights_are_those_that_transformerlens_reads(lm):
     assert lm.n_params_total == sum(value.numel() for value in lm.state_dict().values())
 
 
-def test_svd_interpreter(lm):
-    if lm.cfg.family == "crate-lm" and not lm.cfg.residual and "ista" in lm.cfg.sparse_step:
-        pytest.raises(NotImplementedError, SVDInterpreter(lm).get_singular_vectors, "w_in", 1)
-        return
-    found = SVDInterpreter(lm).get_singular_vectors("OV", 1, num_vectors=2, head_index=3)
-    *_, right = torch.linalg.svd(lm.W_V[1, 3] @ lm.W_O[1, 3])
-    direct = (right[:2] @ lm.W_U).T[:, None]
-    torch.testing.assert_close(found.abs(), direct.detach().abs(), atol=1e-4, rtol=1e-3)
-
-
 @pytest.mark.parametrize("mode", ["Q", "K", "V"])
 def test_composition_scores(lm, mode):
     scores = lm.all_composition_scores(mode)
@@ -118,26 +107,6 @@ def test_loss_with_a_mask(lm):
     torch.testing.assert_close(lm.loss_fn(logits, TOKENS, per_token=True), losses)
     kept = torch.cat([losses[0, 3:], losses[1]])
     torch.testing.assert_close(lm.loss_fn(logits, TOKENS, mask), kept.mean())
-
-
-def test_the_stream_before_the_first_layer(lm):
-    stream, tokens, nothing, mask = lm.input_to_embed(TOKENS)
-    assert nothing is None and mask is None and torch.equal(tokens, TOKENS)
-    assert torch.equal(stream, lm(TOKENS, stop_at_layer=0))
-
-
-def test_caching_hooks_stay_until_they_are_reset(lm):
-    kept = lm.add_caching_hooks(["blocks.1.hook_out", "hook_embed"], incl_bwd=True)
-    lm(TOKENS, return_type="loss").backward()
-    assert set(kept) == {
-        name + end for name in ("hook_embed", "blocks.1.hook_resid_post") for end in ("", "_grad")
-    }
-    first = kept["blocks.1.hook_out"]
-    assert torch.equal(first, lm(TOKENS, stop_at_layer=2)) or lm.cfg.rotary
-    lm.reset_hooks()
-    lm(TOKENS + 1 - 2 * (TOKENS == 46))
-    assert kept["blocks.1.hook_out"] is not None and leftover_hooks(lm) == []
-    refuses("hook_nothing", lambda: lm.add_caching_hooks("hook_nothing"), KeyError)
 
 
 def patched(model, data, hooks):

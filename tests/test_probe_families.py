@@ -151,23 +151,6 @@ def test_text_is_cut_into_windows(monkeypatch):
     refuses("tokenizer has no separator", lambda: lm.windows(texts))
 
 
-@pytest.mark.usefixtures("unchecked")
-def test_bad_text():
-    lm = make_lm()
-    lm.tokenizer = Words()
-    for match, data in (
-        ("the texts have 3 tokens, but a window", datasets.Dataset.from_dict({"text": ["1 2 3"]})),
-        ("the data is empty: there is no text", []),
-        ("has no text column; its columns are", datasets.Dataset.from_dict({"picture": [1]})),
-        ("cannot take text from 'nothing'", "nothing"),
-        ("cannot take text from float", 1.5),
-        ("beyond the vocabulary of 47", torch.full((1, 13), 47)),
-        ("limit=0", ["1"]),
-    ):
-        with pytest.raises(ValueError, match=match):
-            ci.sweep(lm, data, progress=False, limit=0 if match == "limit=0" else None)
-
-
 @pytest.fixture(scope="module")
 def measured():
     model = make()

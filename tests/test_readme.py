@@ -33,16 +33,6 @@ def test_the_code_runs(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out in blocks("")
 
 
-def test_the_first_screen():
-    lines = README.splitlines()
-    assert len(lines) <= 130 and lines[0] == "# crate_interp"
-    first = README[: README.index("```")]
-    assert first.count("![") == 1 and len(first.splitlines()) < 16
-    assert not re.search(r"\d\.\d|R\^c", first)  # no statistics before they are explained
-    assert len(blocks("python")[0].splitlines()) <= 14
-    assert README.index("**R^c** says") < README.index("Does each layer do its job?")
-
-
 def test_commands_and_pictures_exist():
     makefile = (ROOT / "Makefile").read_text()
     for target in ("report", "test"):

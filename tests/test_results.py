@@ -6,65 +6,34 @@ import math
 import os
 import shutil
 from functools import partial
+from operator import attrgetter
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from datasets import Dataset, Features, Image
-from PIL import Image as Pillow
 
 import crate_interp as ci
 from conftest import make, refuses
-from crate_interp.circuits import composition
 from crate_interp.core.files import digest
 from crate_interp.data import open_data, part
 from crate_interp.results.result_files import OF_A_RUN, digest_of_result
 from folders import two_sweeps
+from golden.cases import SMALL
+from golden.subjects import subject
 
 N, CUT, BATCH = 11, 6, 3  # the cut lies between two batches, so that both ways see the same ones
 QUIET = dict(batch_size=BATCH, progress=False)
 
 
-def pictures():
-    random = np.random.default_rng(0)
-    rows = []
-    for _ in range(N):
-        mask = ((random.random((6, 20)) > 0.6) * 255).astype(np.uint8)
-        picture = random.integers(0, 256, (6, 20, 3), dtype=np.uint8)
-        rows.append({"image": Pillow.fromarray(picture), "mask": Pillow.fromarray(mask)})
-    return Dataset.from_list(rows, features=Features({"image": Image(), "mask": Image()}))
-
-
-def some_slowly(kinds):
-    """The kinds as parameters; some take seconds."""
-    slow = ("audit", "surgery", "segment", "atlas")
-    return [pytest.param(kind, marks=[pytest.mark.slow] * (kind in slow)) for kind in kinds]
+SLOW = ("audit", "surgery", "segment", "atlas")  # they take seconds
+MERGED = ("sweep", "atoms", "circuits.composition", *SLOW)
 
 
 @pytest.fixture(scope="module")
 def vision():
-    model = make("crate-alpha", mean=[0.5] * 3, std=[0.25] * 3)
-    return model, open_data(pictures(), model.preprocess, None, model.preprocess_masks)
-
-
-OF_DATA = {
-    "sweep": lambda model, data, **more: ci.sweep(model, data, **QUIET, **more),
-    "audit": lambda model, data, **more: ci.audit(
-        model, data, grid=False, untrained=2, **QUIET, **more
-    ),
-    "segment": lambda model, data, **more: ci.segment(model, data, untrained=2, **QUIET, **more),
-    "atoms": lambda model, data, **more: ci.atoms(
-        model, data, top=5, coactivation=True, **QUIET, **more
-    ),
-    "atlas": lambda model, data, **more: ci.atlas(model, data, top=4, ablate=0, **QUIET, **more),
-    "composition": lambda model, data, **more: composition(
-        model, data, through="data", **QUIET, **more
-    ),
-    "surgery": lambda model, data, **more: ci.surgery(
-        model, data, labels=[3] * N, replacements=["gradient", 3], mixes=(0.5,), **QUIET, **more
-    ),
-}
+    model, data = subject("crate-alpha")
+    return model, open_data(data, model.preprocess, None, model.preprocess_masks)
 
 
 def same(one, two, rtol, leave_out=()):
@@ -84,10 +53,12 @@ def survives(result, folder):
     assert result.meta["format"] == 1 and result.meta["result"] == result.KIND
 
 
-@pytest.mark.parametrize("kind", some_slowly(OF_DATA))
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW)) for kind in MERGED]
+)
 def test_two_halves_merge_into_the_whole(vision, kind, tmp_path):
     model, data = vision
-    measure = OF_DATA[kind]
+    measure = partial(attrgetter(kind)(ci), **SMALL[kind], **QUIET)
     whole = measure(model, data)
     halves = [measure(model, part(data, *ends)) for ends in ((0, CUT), (CUT, N))]
     survives(whole, tmp_path)

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import types
 from dataclasses import dataclass
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,8 @@ import crate_interp as ci
 from conftest import make, make_lm, refuses
 from crate_interp.questions.asking import Experiment
 from crate_interp.questions.code_digest import parts_of
+from golden.cases import SMALL
+from golden.subjects import subject
 
 
 def _in_globals(value, source="def measure(x):\n    return x * factor\n"):
@@ -119,8 +122,6 @@ IMAGES = make(family="crate", n_classes=3)
 PICTURES = torch.rand(
     5, *((3,) + tuple(IMAGES.cfg.image_size)), generator=torch.Generator().manual_seed(0)
 )
-MASKS = torch.zeros(5, *IMAGES.cfg.image_size, dtype=torch.uint8)
-MASKS[:, :4, :4] = 1
 LABELLED = (PICTURES, torch.tensor([0, 1, 2, 0, 1]))
 POINT = "blocks.0.hook_resid_pre"
 RUN = {"progress": False, "batch_size": 5}
@@ -194,9 +195,7 @@ TEXTS = make_lm("nanochat-crate")
 TOKENS = torch.randint(47, (5, 7), generator=torch.Generator().manual_seed(1))
 CACHE, TEXT_CACHE = IMAGES.run_with_cache(PICTURES)[1], TEXTS.run_with_cache(TOKENS)[1]
 ONE_CACHE = TEXTS.run_with_cache(TOKENS[1:2])[1]
-FOUR = torch.rand(20, *PICTURES.shape[1:], generator=torch.Generator().manual_seed(1))
 OTHER = make(family="crate", n_classes=3, seed=1)
-SHALLOW = make(family="crate", n_layers=1)
 HEADS = {"before": torch.ones(5, 7, 7).tril() > 0}
 QUIET = {"progress": False}
 GRAPH = functools.partial(CIRCUITS.graph, IMAGES, PICTURES[:1], most=8)
@@ -208,47 +207,36 @@ def first_logit(logits):
     return logits[..., 0].mean()
 
 
+def streamed(*verbs):
+    """The small form of each verb in the golden table, on its model and data."""
+    calls = {verb: functools.partial(attrgetter(verb)(ci), **SMALL[verb], **RUN) for verb in verbs}
+    return {verb: lambda call=call: call(*subject("crate")) for verb, call in calls.items()}
+
+
 # the model runs as the caller wants, and meta says so; probes measure without autocast
-NOTED = {
-    "sweep": lambda out: ci.sweep(IMAGES, PICTURES, controls=2, **RUN),
-    "probe": lambda out: ci.probe(CACHE),
-    "atoms": lambda out: ci.atoms(IMAGES, PICTURES, **RUN),
-    "segment": lambda out: ci.segment(
-        IMAGES, {"image": PICTURES, "mask": MASKS}, untrained=1, **RUN
-    ),
-    "linear_probe": lambda out: ci.linear_probe(IMAGES, (FOUR, LABELLED[1].repeat(4)), **RUN),
-}
-MEASURED = {
-    "audit": lambda out: ci.audit(
-        SHALLOW, PICTURES[:2], untrained=0, grid=False, lasso_tokens=3, **RUN
-    ),
-    "compare": lambda out: ci.compare(
-        IMAGES, OTHER, PICTURES, probes=["sparsity"], untrained=1, **RUN
-    ),
-    "surgery": lambda out: ci.surgeries.surgery(SHALLOW, LABELLED, mixes=[1.0], **RUN),
-    "atlas": lambda out: CIRCUITS.atlas(IMAGES, LABELLED, ablate=2, **RUN),
-    "ablate_heads": lambda out: CIRCUITS.ablate_heads(IMAGES, LABELLED, **RUN),
-    "atom_names": lambda out: CIRCUITS.atom_names(IMAGES, PICTURES, **RUN),
-    "graph": lambda out: GRAPH(),
-    "steer": lambda out: STATE.graph.steer({NODE: 2.0}).table,
-    "attribution_patch": lambda out: CIRCUITS.attribution_patch(
+NOTED = {"probe": lambda: ci.probe(CACHE)}
+NOTED |= streamed("sweep", "atoms", "segment", "linear_probe")
+MEASURED = streamed("audit", "surgery", "atlas", "ablate_heads", "circuits.atom_names")
+MEASURED |= streamed("circuits.composition", "circuits.concentration") | {
+    "compare": lambda: ci.compare(IMAGES, OTHER, PICTURES, probes=["sparsity"], untrained=1, **RUN),
+    "graph": lambda: GRAPH(),
+    "steer": lambda: STATE.graph.steer({NODE: 2.0}).table,
+    "attribution_patch": lambda: CIRCUITS.attribution_patch(
         IMAGES, PICTURES[:1], PICTURES[1:2], first_logit, **QUIET
     ),
-    "composition": lambda out: CIRCUITS.composition(TEXTS, TOKENS, through="data", **RUN),
-    "concentration": lambda out: CIRCUITS.concentration(TEXTS, TOKENS, k=[2], untrained=0, **RUN),
-    "evaluate": lambda out: CIRCUITS.evaluate(
+    "evaluate": lambda: CIRCUITS.evaluate(
         IMAGES, [(0, 0)], PICTURES, lambda logits: logits[:, 0], random=2, subsets=2, **QUIET
     ),
-    "head_scores": lambda out: CIRCUITS.head_scores(TEXT_CACHE, HEADS),
-    "logit_attribution": lambda out: CIRCUITS.logit_attribution(TEXT_CACHE, 0),
-    "logit_lens": lambda out: CIRCUITS.logit_lens(CACHE),
-    "path_patch": lambda out: CIRCUITS.path_patch(
+    "head_scores": lambda: CIRCUITS.head_scores(TEXT_CACHE, HEADS),
+    "logit_attribution": lambda: CIRCUITS.logit_attribution(TEXT_CACHE, 0),
+    "logit_lens": lambda: CIRCUITS.logit_lens(CACHE),
+    "path_patch": lambda: CIRCUITS.path_patch(
         TEXTS, TOKENS[:1], TOKENS[1:2], first_logit, receivers=[(1, 0)], **QUIET
     ),
-    "patching": lambda out: CIRCUITS.patching.get_act_patch_resid_pre(
+    "patching": lambda: CIRCUITS.patching.get_act_patch_resid_pre(
         TEXTS, TOKENS[:1], ONE_CACHE, first_logit, positions=[3]
     ),
-    "switched_off": lambda out: CIRCUITS.switched_off(IMAGES, PICTURES[0]),
+    "switched_off": lambda: CIRCUITS.switched_off(IMAGES, PICTURES[0]),
 }
 
 
@@ -276,14 +264,19 @@ def same(one, other):
 
 def test_every_circuit_is_in_the_table():
     functions = {name for name in CIRCUITS.__all__ if name.islower()} - {"repeat_targets"}
-    assert functions <= set(MEASURED)
+    assert functions <= {name.removeprefix("circuits.") for name in MEASURED}
 
 
-@pytest.mark.parametrize("verb", [*NOTED, *MEASURED])
-def test_modes_of_torch_change_no_number_without_a_word(verb, tmp_path):
+EACH = [
+    pytest.param(verb, marks=[pytest.mark.slow] * (verb == "audit")) for verb in (*NOTED, *MEASURED)
+]
+
+
+@pytest.mark.parametrize("verb", EACH)
+def test_modes_of_torch_change_no_number_without_a_word(verb):
     if verb == "steer":
         STATE.graph = GRAPH()
-    run = functools.partial((NOTED | MEASURED)[verb], tmp_path)
+    run = (NOTED | MEASURED)[verb]
     plain = run()
     with default_float64():
         same(plain, run())

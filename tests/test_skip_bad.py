@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import pandas as pd
 import pytest
 import torch
 
@@ -10,7 +9,6 @@ import crate_interp as ci
 from conftest import PLAIN, make, refuses
 from crate_interp.data import open_data
 from gathered import CHUNKS, COUNT, folder, same
-from selection import few
 
 BAD = {4: "a/04.png", 13: "b/13.png", 16: "a/16.png"}  # the two classes take turns
 
@@ -79,42 +77,3 @@ def test_a_chunk_without_a_sample_and_data_without_any(model, tmp_path):
     for verb in (ci.sweep, ci.atlas, ci.circuits.atom_names):
         call = partial(verb, model, f"imagefolder:{root}", skip_bad=True, **few)
         refuses("none of the 8 samples can be decoded. First error: ", call)
-
-
-DRAWN = {"sample", "low", "high", "p", "excess_low", "excess_high"}  # or in the order of the data
-VERBS = {
-    "linear_probe": lambda model, data, **run: ci.linear_probe(model, data, test=0.5, **run),
-    "composition": lambda model, data, **run: ci.circuits.composition(
-        model, data, through="data", draws=100, **run
-    ),
-    "atoms": ci.atoms,
-    "ablate_heads": ci.ablate_heads,
-}
-
-
-@pytest.mark.parametrize("verb", few(VERBS))
-def test_every_verb_leaves_them_out(model, tmp_path, verb):
-    """The numbers are those of the folder without them, though the first chunk begins with one."""
-    bad = [0, 4, 7, 8, 9, 10, 11, 12, 13, 16]  # the whole second chunk too
-    root, less = folder(tmp_path / "in"), folder(tmp_path / "less")
-    names = sorted(root.rglob("*.png"), key=lambda path: path.name)
-    for number in bad:
-        names[number].write_bytes(b"no picture")
-        (less / names[number].relative_to(root)).unlink()
-    options = dict(batch_size=3, chunk_size=7, progress=False)
-    measure = VERBS[verb]
-    result = measure(model, f"imagefolder:{root}", skip_bad=True, **options)
-    wanted = measure(model, f"imagefolder:{less}", **options)
-    assert result.meta["n_samples"] == wanted.meta["n_samples"] == COUNT - len(bad)
-    # classes take turns in a folder, so that the order differs: means do not depend on it, draws do
-    for name in result.stored:
-        one, two = (each.table(name).select_dtypes("number") for each in (result, wanted))
-        one, two = (each.drop(columns=[*DRAWN & {*each}]) for each in (one, two))
-        assert len(one) == len(two), name
-        if verb != "linear_probe" and "top" not in name:
-            assert one.mean().to_numpy() == pytest.approx(
-                two.mean().to_numpy(), rel=1e-4, abs=1e-6, nan_ok=True
-            ), name
-    again = measure(model, f"imagefolder:{root}", skip_bad=True, workers=2, **options)
-    for name in result.tables:
-        pd.testing.assert_frame_equal(result.table(name), again.table(name), check_exact=True)

@@ -12,8 +12,10 @@ import crate_hooks
 import crate_interp as ci
 
 ROOTS = tuple(str(Path(str(module.__file__)).parent) for module in (ci, crate_hooks))
-MODEL = ci.load("crate-tiny-fashion")
-FEW = {"data": "embedded:fashion", "limit": 4, "progress": False}
+SMALL = {"d_model": 16, "n_layers": 2, "n_heads": 2, "image_size": 28, "patch_size": 7}
+LOOK = {"channels": 1, "n_classes": 10, "mean": 0.3, "std": 0.3}
+MODEL = ci.HookedCrate(ci.CrateConfig(family="crate", **SMALL, **LOOK)).eval()
+FEW = {"data": "embedded:fashion", "limit": 2, "progress": False}
 
 
 def load():
@@ -25,7 +27,7 @@ def sweep():
 
 
 def audit():
-    ci.viz.audit_page(ci.audit(MODEL, untrained=1, **FEW), mkdtemp())
+    ci.viz.audit_page(ci.audit(MODEL, untrained=1, lasso_tokens=2, **FEW), mkdtemp())
 
 
 def walk(act) -> tuple[int, int]:

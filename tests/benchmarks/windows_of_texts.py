@@ -27,11 +27,9 @@ GROUPS = np.repeat(np.arange(len(SIZES)), SIZES)
 
 @cache
 def measured():
-    """The statistics of all windows, a row per window and layer."""
-    result = ci.sweep(
-        ci.load("crate-tiny-lm"), "embedded:held-out-text", controls=0, progress=False
-    )
-    return result.samples()
+    """A sweep of all windows."""
+    model = ci.load("crate-tiny-lm")
+    return ci.sweep(model, "embedded:held-out-text", controls=0, progress=False)
 
 
 def correlated(random, memory, columns):
@@ -46,7 +44,7 @@ def correlated(random, memory, columns):
 
 def covered_texts(random, name, memory, columns):
     """The shares of intervals over texts, and over windows, that hold the true mean."""
-    table = measured()
+    table = measured().samples()
     values = np.sort(table.loc[table["layer"] == LAYER, name].to_numpy())
     places = (ndtr(correlated(random, memory, columns)) * len(values)).astype(int)
     drawn, truth = values[places.clip(0, len(values) - 1)], values.mean()

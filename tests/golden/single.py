@@ -10,16 +10,7 @@ import numpy as np
 import torch
 
 import crate_interp as ci
-from golden.case import (
-    QUIET,
-    Call,
-    Case,
-    cache_of,
-    coders,
-    layer_one,
-    model_of,
-    one_sample,
-)
+from golden.case import QUIET, Call, Case, cache_of, coders, layer_one, model_of, one_sample
 from golden.subjects import cached, inputs, subject
 
 TESTS = Path(__file__).parent.parent

@@ -42,9 +42,8 @@ def test_sharper_logits_are_sharper_in_every_measure(seed):
     assert (attention_entropy(sharper) < attention_entropy(rows)).all()
     assert (effective_support(sharper) < effective_support(rows)).all()
     assert (top_mass(sharper, 5) > top_mass(rows, 5)).all()
-    assert (
-        effective_support(rows) <= attention_entropy(rows).exp() + 1e-9
-    ).all()  # Renyi-2 below Shannon
+    # Renyi-2 below Shannon
+    assert (effective_support(rows) <= attention_entropy(rows).exp() + 1e-9).all()
 
 
 def test_gradient_is_finite_at_zero_mass():
@@ -53,19 +52,14 @@ def test_gradient_is_finite_at_zero_mass():
     assert rows.grad.isfinite().all()
 
 
-def test_not_finite_and_bad_arguments():
+def test_not_finite():
     rows = torch.full((3, 5), 0.2)
     rows[0, 1], rows[2, 2] = math.nan, math.inf
     for measure in (attention_entropy, effective_support, lambda p: top_mass(p, 2)):
         assert measure(rows).isnan().tolist() == [True, False, True]
-        with pytest.raises(ValueError, match="there is no attention to measure"):
-            measure(torch.ones(5, 0))
-    signed = torch.tensor(
-        [[0.0, 1.0], [-0.5, 1.5]]
-    )  # no distribution: no entropy, even where a row has zeros
+    # no distribution: no entropy, even where a row has zeros
+    signed = torch.tensor([[0.0, 1.0], [-0.5, 1.5]])
     assert attention_entropy(signed).isnan().tolist() == [False, True]
-    with pytest.raises(ValueError, match="k=6: give a number from 1 to 5"):
-        top_mass(rows, 6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])

@@ -46,15 +46,8 @@ def test_uniform_and_peaky_maps_tell_the_two_rules_apart():
 
 def test_of_equal_values_the_lower_index_wins():
     even = torch.tensor([1.0, 2, 1, 1, 1, 2, 1])
-    assert mass_mask(even, 0.6).tolist() == [
-        True,
-        True,
-        True,
-        False,
-        False,
-        True,
-        False,
-    ]  # 2 + 2 + 1 + 1 of 9 >= 5.4
+    # 2 + 2 + 1 + 1 of 9 >= 5.4
+    assert mass_mask(even, 0.6).tolist() == [True, True, True, False, False, True, False]
     assert top_mask(even, 0.43).tolist() == [True, True, False, False, False, True, False]
 
 
@@ -180,9 +173,8 @@ def test_without_cls_the_order_and_the_masks_stay_but_not_without_the_scale():
     assert torch.allclose(with_cls / with_cls.sum(-1, keepdim=True), without)
     unscaled = attention_map(codes, codes, scaled=False, cls_key=False)
     assert torch.equal(unscaled.argsort(dim=-1), without.argsort(dim=-1))
-    assert (
-        mass_mask(unscaled).sum(-1) < mass_mask(without).sum(-1)
-    ).all()  # sharper: the scale matters to the mass rule
+    # sharper: the scale matters to the mass rule
+    assert (mass_mask(unscaled).sum(-1) < mass_mask(without).sum(-1)).all()
 
 
 def test_rollout_of_known_patterns():
@@ -251,9 +243,8 @@ def test_the_border_is_all_four_sides():
 
 
 def test_the_sign_has_a_rule_where_there_is_no_inside():
-    features = draw(
-        4, 1, 7, 11
-    )  # every token of a grid of one row is on the border, whose mean is 0 then
+    # every token of a grid of one row is on the border, whose mean is 0 then
+    features = draw(4, 1, 7, 11)
     tokens = features[0] - features[0].mean(dim=0)
     first = torch.linalg.svd(tokens).Vh[0]
     first = first * first[first.abs().argmax()].sign()

@@ -76,9 +76,8 @@ def test_what_knows_no_scale_has_none(scale):
         projection_energy(z * scale, u), projection_energy(z, u), rtol=1e-4, atol=1e-6
     )
     torch.testing.assert_close(hoyer(z * scale), hoyer(z), rtol=1e-4, atol=1e-6)
-    mixed = torch.cat(
-        [codes * scale, codes, torch.zeros(2, 3, 17)], dim=1
-    )  # scales beside each other, and zeros
+    # scales beside each other, and zeros
+    mixed = torch.cat([codes * scale, codes, torch.zeros(2, 3, 17)], dim=1)
     assert official_coding_rate(mixed).isfinite().all()
 
 

@@ -52,9 +52,8 @@ def test_orthogonal_blocks_in_all_three_rates():
     wanted = p / 2 * math.log(1 + d * energy / (n * eps**2))
     close(mcr2_coding_rate(z, labels, eps), wanted, 1e-12)
     close(mcr2_coding_rate(z, F.one_hot(labels).double(), eps), wanted, 1e-12)
-    close(
-        mcr2_coding_rate(z, F.one_hot(labels, 7).double(), eps), wanted, 1e-12
-    )  # four classes without tokens
+    # four classes without tokens
+    close(mcr2_coding_rate(z, F.one_hot(labels, 7).double(), eps), wanted, 1e-12)
 
 
 def test_orthogonal_blocks_of_mean_square_length_one():
@@ -73,12 +72,10 @@ def test_only_the_class_form_sees_which_token_lies_where():
     close(coding_rate(frame, 0.3), coding_rate(z, 0.3), 1e-12)
     close(subspace_coding_rate(frame, u, 0.3), subspace_coding_rate(z, u, 0.3), 1e-12)
     assert mcr2_coding_rate(frame, labels, 0.3) > 1.5 * mcr2_coding_rate(z, labels, 0.3)
-    close(
-        mcr2_coding_rate(z, torch.zeros(33, dtype=torch.long), 0.3), coding_rate(z, 0.3), 1e-12
-    )  # one class: R
-    shares = torch.full(
-        (33, 3), 1 / 3, dtype=torch.float64
-    )  # every class the whole, a third as often: R again
+    # one class: R
+    close(mcr2_coding_rate(z, torch.zeros(33, dtype=torch.long), 0.3), coding_rate(z, 0.3), 1e-12)
+    # every class the whole, a third as often: R again
+    shares = torch.full((33, 3), 1 / 3, dtype=torch.float64)
     close(mcr2_coding_rate(z, shares, 0.3), coding_rate(z, 0.3), 1e-12)
 
 
@@ -163,12 +160,10 @@ def test_a_linear_map_moves_the_rate_between_its_singular_values(seed):
 )
 def test_the_published_curves_lie_between(d, heads, least, most):
     p = d // heads
-    lowest = official_coding_rate(
-        torch.ones(heads, 197, p, dtype=torch.float64)
-    ).sum()  # rank one in each head
-    highest = official_coding_rate(
-        torch.eye(p, dtype=torch.float64).repeat(heads, 3, 1)
-    ).sum()  # a tight frame
+    # rank one in each head
+    lowest = official_coding_rate(torch.ones(heads, 197, p, dtype=torch.float64)).sum()
+    # a tight frame
+    highest = official_coding_rate(torch.eye(p, dtype=torch.float64).repeat(heads, 3, 1)).sum()
     close(lowest, heads / 2 * math.log(1 + p / 0.01), 1e-12)
     close(highest, d / 2 * math.log(101), 1e-12)
     assert (round(lowest.item(), 1), round(highest.item(), 1)) == (least, most)

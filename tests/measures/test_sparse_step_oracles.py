@@ -80,9 +80,8 @@ def test_the_warm_start_may_lie_below_and_a_long_step_climbs():
     first = ista_step(y, y, eye, 0.1, 0.1)
     close(lasso_objective(first, y, eye, 0.1), 3.5)  # the code is 0: |y|^2 / 2
     assert (lasso_objective(y, y, eye, 0.1) < 3.5).all()  # infeasible: negative entries
-    z = 2 * torch.ones(
-        POS, 7, dtype=torch.float64
-    )  # eta = 3 with D = I: z - 3 (z - y) = 5 for y = 3
+    # eta = 3 with D = I: z - 3 (z - y) = 5 for y = 3
+    z = 2 * torch.ones(POS, 7, dtype=torch.float64)
     assert (
         lasso_objective(ista_step(z, 3 + 0 * z, eye, 3.0, 0.0), 3 + 0 * z, eye, 0.0) > 7 / 2
     ).all()
@@ -116,9 +115,8 @@ def test_lasso_in_closed_form():
     wanted = (
         (y @ atom - 0.2).relu()
     ) / atom.square().sum()  # one atom: max(0, d.y - lambd) / |d|^2
-    apart = orthonormal(36, 7, 5) * torch.tensor(
-        [0.5, 1.0, 1.5, 2.0, 3.0]
-    )  # orthogonal atoms, a weight for each
+    # orthogonal atoms, a weight for each
+    apart = orthonormal(36, 7, 5) * torch.tensor([0.5, 1.0, 1.5, 2.0, 3.0])
     weights = torch.tensor([0.0, 0.1, 0.2, 0.5, 1e6]).double()
     each = (y @ apart - weights).relu() / apart.square().sum(dim=0)
     for code, d, lambd in ((wanted, atom, 0.2), (each, apart, weights)):

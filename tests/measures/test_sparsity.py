@@ -18,16 +18,10 @@ def test_worked_by_hand():
     assert hoyer(torch.tensor([[0.0, 0.0, 5.0]])).item() == pytest.approx(1)
 
 
-def test_not_finite_and_bad_arguments():
+def test_not_finite():
     z = torch.ones(3, 5)
     z[0, 1], z[2, 2] = math.nan, -math.inf
     for measure in (zero_fraction, l1_norm, hoyer):
         assert measure(z).isnan().tolist() == [True, False, True]
-        with pytest.raises(ValueError, match="there is no code to measure"):
-            measure(torch.ones(0, 5))
     huge = torch.full((3, 5), 2e38)  # finite, though their sum is not
     assert zero_fraction(huge).tolist() == [0.0] * 3 and hoyer(huge).tolist() == [0.0] * 3
-    with pytest.raises(ValueError, match="tol=-1.0: give a number of at least 0"):
-        zero_fraction(z, tol=-1.0)
-    with pytest.raises(ValueError, match="at least 2 entries, got 1"):
-        hoyer(torch.ones(3, 1))

@@ -97,9 +97,8 @@ def test_no_logits_give_the_mean():
 
 
 def test_large_logits_select_the_token_itself():
-    codes = torch.nn.functional.normalize(
-        draw(4, HEADS, POS, P), dim=-1
-    )  # distinct, of equal length
+    # distinct, of equal length
+    codes = torch.nn.functional.normalize(draw(4, HEADS, POS, P), dim=-1)
     gap = 1 - (codes @ codes.mT - 2 * torch.eye(POS)).max().item()
     close(subspace_attention(codes, scale=60 / gap), codes)  # e^-60 for each other token
     u = complete(5)
@@ -125,9 +124,8 @@ def test_equivariance_of_every_rule(seed):
     for step in STEPS:
         close(step(z @ turn, turn.T @ u), step(z, u) @ turn)
         close(step(z[order], u), step(z, u)[order])
-        close(
-            step(z, u @ orthonormal(seed + 3, P, P)), step(z, u)
-        )  # the basis within a subspace is free
+        # the basis within a subspace is free
+        close(step(z, u @ orthonormal(seed + 3, P, P)), step(z, u))
         close(step(torch.stack([z, 2 * z]), u)[1], step(2 * z, u))
 
 
@@ -155,9 +153,8 @@ def test_the_model_is_the_rule_up_to_its_scale():
         attended(mssa("identity", columns_of(u)), z),
         subspace_attention(z @ u, P**-0.5).transpose(0, 1).flatten(1),
     )
-    close(
-        attention_step(z, u, EPS, KAPPA) + attention_step(z, u, EPS, -KAPPA), 2 * z
-    )  # N = 2 Z - C
+    # N = 2 Z - C
+    close(attention_step(z, u, EPS, KAPPA) + attention_step(z, u, EPS, -KAPPA), 2 * z)
     close(attention_step(z, u, EPS, KAPPA) - z, KAPPA * A * paper_mssa(z, u, EPS))
 
 
@@ -168,9 +165,8 @@ def test_variants():
     close(identity, c, 1e-12)
     close(n, -c, 1e-12)
     assert c.abs().max() > 0.1
-    turn = columns_of(
-        complete(14)
-    )  # a complete cover: increments of equal length, though not the same
+    # a complete cover: increments of equal length, though not the same
+    turn = columns_of(complete(14))
     c, t, identity = (attended(mssa(v, turn), z) for v in ("c", "t", "identity"))
     close(torch.stack([t.norm(), identity.norm()]), c.norm())
     assert min((c - t).norm(), (c - identity).norm(), (t - identity).norm()) > 0.1 * c.norm()
@@ -276,9 +272,8 @@ def test_order_of_the_remainder_and_a_step_too_long():
         for k in (2e-3, 1e-3)
     ]
     assert rest[0] / rest[1] == pytest.approx(4, rel=0.01)
-    small = with_spectrum(
-        25, u, torch.full((HEADS, P), 0.01, dtype=torch.float64)
-    )  # s (1 - 3 / 1.01): longer by 1.97
+    # s (1 - 3 / 1.01): longer by 1.97
+    small = with_spectrum(25, u, torch.full((HEADS, P), 0.01, dtype=torch.float64))
     close(A * subspace_spectrum(gradient_step(small, u, EPS, 3 / A), u), 0.01 * (1 - 3 / 1.01) ** 2)
     assert (
         subspace_coding_rate(gradient_step(small, u, EPS, 3 / A), u, EPS)
