@@ -7,6 +7,7 @@ which gives as many parameters within a few per cent (12 (d/2)^2 = 3 d^2 for a l
 """
 
 from functools import partial
+from itertools import product
 from typing import Any
 
 from counted import (
@@ -19,8 +20,8 @@ from counted import (
     published_parameters,
     seconds,
 )
+from drawing import panels, tidy, titled
 from lab import LabResult, Steps, claim, main, result
-from tqdm.auto import tqdm
 
 PUBLISHED = {  # d, layers, heads, millions of parameters as printed
     "CRATE-T": (384, 12, 6, 6.09),
@@ -34,10 +35,11 @@ WIDTH = {"quick": 128, "full": 384}
 TOKENS, BATCH, REPEATS = {"quick": 65, "full": 197}, 8, 12
 SHAPES = ((17, 24), (65, 128), (197, 192))  # (N, d) where formula and counter are compared
 
-HEADLINE = (
-    "A CRATE takes {same[ours]:.2f} of the processor time of a ViT of its width, and "
-    "{equal[ours]:.2f} of a ViT of as many parameters (operations: {operations})."
-)
+SHOWN = {  # quantity: its words in the figure, and the unit
+    "operations": ("operations of the layers, 10^9", 1e9),
+    "seconds": ("processor time of a forward, ms", 1e-3),
+    "training": ("peak memory in training, MiB", 1),
+}
 
 
 def kind_of(name: str) -> str:
@@ -67,109 +69,73 @@ def counts() -> dict[str, list[int]]:
     """Returns what the formula and torch's counter say of each kind, N and d."""
     return {
         f"{kind}|{n}|{d}": [layer_operations(kind, n, d), counted_layer(kind, n, d)]
-        for kind in KINDS
-        for n, d in SHAPES
+        for kind, (n, d) in product(KINDS, SHAPES)
     }
 
 
-def parameters_claim(parameters: dict[str, int]) -> dict:
+def parameters() -> dict[str, int]:
+    """Returns the parameters of the published sizes, and those of a ViT-B."""
+    found = {name: published_parameters("crate", *row[:3]) for name, row in PUBLISHED.items()}
+    return found | {"ViT-B": published_parameters("vit", *PUBLISHED["CRATE-B"][:3])}
+
+
+def parameters_claim(found: dict[str, int]) -> dict:
     """Returns the claim on the printed numbers of parameters: the largest difference counts."""
-    wrong = max(abs(parameters[name] / 1e6 - row[-1]) for name, row in PUBLISHED.items())
+    wrong = max(abs(found[name] / 1e6 - row[-1]) for name, row in PUBLISHED.items())
     return claim(
-        "costs.parameters", wrong, cases={"": (wrong, wrong)}, n=len(PUBLISHED),
-        published=", ".join(f"{row[-1]:.2f}" for row in PUBLISHED.values()),
-        size="published size", baseline=parameters["ViT-B"] / 1e6 - PUBLISHED["CRATE-B"][-1],
-        why="Two digits are printed.",
+        "costs.parameters", wrong, cases={"": wrong}, n=len(PUBLISHED),
+        printed=", ".join(f"{row[-1]:.2f}" for row in PUBLISHED.values()),
+        baseline=found["ViT-B"] / 1e6 - PUBLISHED["CRATE-B"][-1],
     )  # fmt: skip
 
 
-def ratio_claims(found: dict[str, list[dict]], form: str) -> list[dict]:
-    """Returns the claims on time and memory at the largest depth; memory is counted."""
-    claims = []
-    own = found["crate"][-1]
-    for name in list(NETWORKS)[1:]:
-        other = found[name][-1]
-        pairs = [a / b for a, b in zip(own["seconds"], other["seconds"], strict=True)]
-        memory = own["training"] / other["training"]
-        given: dict[str, Any] = dict(
-            words="the same width" if NETWORKS[name] == 1 else "as many parameters",
-            shape=f"d {WIDTH[form]}, {DEPTHS[form][-1]} layers, {TOKENS[form]} tokens",
-            size="one core",
-            baseline=1.0,
-        )
-        operations = own["operations"] / other["operations"]
-        claims += [
-            claim("costs.time", pairs, n=len(pairs), **given,
-                  why=f"By operations it would be {operations:.4g}."),
-            claim("costs.memory", memory, cases={"": (memory, memory)}, n=1, **given,
-                  why="Peaks are counted, without weights."),
-        ]  # fmt: skip
-    return claims
+def ratio_claims(own: dict, other: dict, **words: Any) -> list[dict]:
+    """Returns the claims on time and memory of a CRATE beside a ViT; memory is counted."""
+    pairs = [a / b for a, b in zip(own["seconds"], other["seconds"], strict=True)]
+    memory, operations = (own[name] / other[name] for name in ("training", "operations"))
+    return [
+        claim("costs.time", pairs, baseline=1.0, operations=operations, **words),
+        claim("costs.memory", memory, cases={"": memory}, n=1, baseline=1.0, **words),
+    ]
 
 
 def run(form: str, steps: Steps) -> LabResult:
     """Returns the claims, and each number by network and depth."""
     layer_counts = steps.do("counts", counts)
-    parameters = steps.do(
-        "published",
-        lambda: {
-            **{name: published_parameters("crate", *row[:3]) for name, row in PUBLISHED.items()},
-            "ViT-B": published_parameters("vit", *PUBLISHED["CRATE-B"][:3]),
-        },
-    )
-    found: dict[str, list[dict]] = {name: [] for name in NETWORKS}
-    for layers in tqdm(DEPTHS[form], desc="depths"):
-        rows = steps.do(f"depth-{layers}", partial(measured, form, layers))
-        for name in NETWORKS:
-            found[name].append(rows[name])
-    claims = [parameters_claim(parameters), *ratio_claims(found, form)]
+    claims = [parameters_claim(steps.do("published", parameters))]
+    jobs = {f"depth-{layers}": partial(measured, form, layers) for layers in DEPTHS[form]}
+    depths = list(steps.all(jobs, "depths").values())
+    own, *others = (depths[-1][name] for name in NETWORKS)
+    shape = f"d {WIDTH[form]}, {DEPTHS[form][-1]} layers, {TOKENS[form]} tokens"
+    for other, words in zip(others, ("the same width", "as many parameters"), strict=True):
+        claims += ratio_claims(own, other, words=words, shape=shape)
     numbers: list[tuple] = []
     for key, (formula, counter) in layer_counts.items():
         numbers += [("formula", key, 0, 0, formula), ("counter", key, 0, 0, counter)]
-    for name, depths in found.items():
-        for layers, row in zip(DEPTHS[form], depths, strict=True):
-            for quantity in ("forward", "training", "parameters", "operations"):
-                numbers.append((quantity, name, 0, layers, row[quantity]))
-            for repeat, value in enumerate(row["seconds"]):
-                numbers.append(("seconds", name, repeat, layers, value))
-    same, _, equal, _ = claims[1:]
-    own, *others = (found[name][-1]["operations"] for name in NETWORKS)
-    operations = " and ".join(f"{own / other:.2f}" for other in others)
-    headline = HEADLINE.format(same=same, equal=equal, operations=operations)
-    return result("costs", form, headline, claims, numbers)
+    for name, (layers, rows) in product(NETWORKS, zip(DEPTHS[form], depths, strict=True)):
+        for quantity in ("forward", "training", "parameters", "operations"):
+            numbers.append((quantity, name, 0, layers, rows[name][quantity]))
+        for repeat, value in enumerate(rows[name]["seconds"]):
+            numbers.append(("seconds", name, repeat, layers, value))
+    operations = " and ".join(f"{own['operations'] / other['operations']:.2f}" for other in others)
+    return result("costs", form, claims, numbers, operations=operations)
 
 
 def draw(found: LabResult) -> Any:
     """Returns a figure: operations, processor time and memory in training, by depth."""
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 3, figsize=(11, 3.9))
-    shown = {
-        "operations": ("operations of the layers, 10^9", 1e9),
-        "seconds": ("processor time of a forward, ms", 1e-3),
-        "training": ("peak memory in training, MiB", 1),
-    }
-    for axis, (quantity, (words, unit)) in zip(axes, shown.items(), strict=True):
+    figure, axes = panels(len(SHOWN), size=(11, 3.9))
+    form = found.meta["form"]
+    for axis, (quantity, (words, unit)) in zip(axes, SHOWN.items(), strict=True):
         for name in NETWORKS:
             table: Any = found.numbers(quantity, setting=name).groupby("place")["value"]
             (line,) = axis.plot(table.median() / unit, "o-", label=name)
             low, high = table.quantile(0.25) / unit, table.quantile(0.75) / unit
             axis.fill_between(low.index, low, high, alpha=0.2, color=line.get_color())
-        axis.set_xlabel("layers")
-        axis.set_xticks(DEPTHS[found.meta["form"]])
-        axis.set_title(words, fontsize=10)
+        axis.set_xticks(DEPTHS[form])
         axis.set_ylim(bottom=0)
-    axes[0].legend(fontsize=8)
-    form = found.meta["form"]
-    same, equal = (float(found.table()["ours"].iloc[row]) for row in (1, 3))
-    figure.suptitle(
-        f"A CRATE takes {same:.2f} of the time of a ViT of its width, {equal:.2f} of one of as "
-        f"many parameters\n(d {WIDTH[form]}, {TOKENS[form]} tokens, batch {BATCH}, one core; "
-        f"shaded: middle half of {REPEATS} forwards)",
-        fontsize=11,
-    )
-    figure.tight_layout()
-    return figure
+        tidy(axis, legend=8 * (axis is axes[0]), xlabel="layers", title=words)
+    size = {"width": WIDTH[form], "tokens": TOKENS[form], "batch": BATCH, "repeats": REPEATS}
+    return titled(figure, found, **size)
 
 
 if __name__ == "__main__":

@@ -12,15 +12,15 @@ The paper does not give the number of hidden units. The released command has 400
 the vocabulary; the default of the released network is 4 d = 4096. Both are measured.
 """
 
+from functools import partial
 from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
-from joma_tree_drawing import draw
-from lab import LabResult, Steps, claim, main, result
+from drawing import panels, tidy, titled
+from lab import LabResult, Steps, claim, main, result, values
 from latent_tree import Network, Tree, best_correlation, train, tree
-from tqdm.auto import tqdm
 
 from crate_interp.stats.intervals import share_interval
 
@@ -37,13 +37,12 @@ PUBLISHED = (
     (0.97, 0.80), (0.96, 0.68), (0.94, 0.74), (0.95, 0.66), (0.95, 0.55), (0.95, 0.61),
 )  # fmt: skip
 
-HEADLINE = (
-    "An untrained network of the published size has NCorr {few[0]:.2f} (layer 0) and {few[1]:.2f} "
-    "(layer 1) with 400 hidden units, {many[0]:.2f} and {many[1]:.2f} with 4096; the published are "
-    "0.97 and 0.68. Small networks trained to accuracy {accuracy:.2f} have {claims[2][ours]:+.2f} "
-    "and {claims[3][ours]:+.2f} more than before, when they have {claims[2][baseline]:.2f} and "
-    "{claims[3][baseline]:.2f}."
-)
+SERIES = {  # quantity: how it is named in the figure, its marker
+    "untrained 400": ("untrained, 400 hidden units", "o"),
+    "untrained 4096": ("untrained, 4096 hidden units", "s"),
+    "small before": ("d = 128, untrained", "v"),
+    "small trained": ("d = 128, trained", "^"),
+}
 
 
 def name(cell: tuple) -> str:
@@ -97,19 +96,9 @@ def trained(cell: tuple, seed: int, iterations: int) -> list[list]:
     return [*rows, ["accuracy", name(cell), seed, 0, accuracy]]
 
 
-def means(rows: list[list], quantity: str, layer: int) -> dict[str, list[float]]:
-    """Returns a cell's values over seeds, by name of the cell."""
-    found: dict[str, list[float]] = {}
-    for what, cell, _, place, value in rows:
-        if what == quantity and place == layer:
-            found.setdefault(cell, []).append(value)
-    return found
-
-
 def untrained_level(rows: list[list], hidden: int, layer: int) -> list[float]:
     """Returns the mean NCorr of untrained networks, for each of `CELLS`."""
-    values = means(rows, f"untrained {hidden}", layer)
-    return [float(np.mean(values[name(cell)])) for cell in CELLS]
+    return [values(rows, f"untrained {hidden}", name(cell), layer).mean() for cell in CELLS]
 
 
 def against_published(rows: list[list], layer: int) -> dict:
@@ -117,62 +106,70 @@ def against_published(rows: list[list], layer: int) -> dict:
 
     The number is the share of cells with the hidden units of the released command.
     """
-    cases, shares = {}, []
+    printed, cases, shares = [cell[layer] for cell in PUBLISHED], {}, []
     for hidden in WIDTHS_HIDDEN:
-        levels = untrained_level(rows, hidden, layer)
-        above = sum(cell[layer] > at for cell, at in zip(PUBLISHED, levels, strict=True))
+        above = sum(np.greater(printed, untrained_level(rows, hidden, layer)))
         low, high = share_interval(above, len(CELLS))
         cases[f"{hidden} hidden units"] = (float(low), float(high))
         shares.append(above / len(CELLS))
-    published = float(np.mean([cell[layer] for cell in PUBLISHED]))
     return claim(
-        "joma_tree.published", shares[0], interval=cases[f"{WIDTHS_HIDDEN[0]} hidden units"],
-        layer=layer, cases=cases, n=len(CELLS), published=f"{published:.3f} (mean of 12 cells)",
-        baseline=0.5, size="published size",
-        why=f"With {WIDTHS_HIDDEN[1]} hidden units it is {shares[1]:.2f}.",
+        "joma_tree.published", shares[0], interval=next(iter(cases.values())), layer=layer,
+        cases=cases, n=len(CELLS), printed=np.mean(printed), baseline=0.5, share=shares[1],
+        hidden=WIDTHS_HIDDEN[1],
     )  # fmt: skip
 
 
-def of_training(rows: list[list], layer: int, size: str) -> dict:
+def of_training(rows: list[list], layer: int, iterations: int) -> dict:
     """Returns the claim that training raises NCorr: a unit is a seed, the mean over its cells."""
     after, before = (
-        np.array(list(means(rows, f"small {what}", layer).values())).mean(axis=0)  # of [cell, seed]
+        values(rows, f"small {what}", None, layer).reshape(-1, SEEDS).mean(axis=0)
         for what in ("trained", "before")
     )
     return claim(
-        "joma_tree.before", (after - before).tolist(), layer=layer, size=size,
-        published=f"{np.mean([cell[layer] for cell in PUBLISHED]):.3f} (after training)",
-        baseline=float(before.mean()), n=len(after),
-        why=f"It is {after.mean():.3f} after training.",
+        "joma_tree.before", after - before, layer=layer, baseline=before.mean(),
+        printed=np.mean([cell[layer] for cell in PUBLISHED]), after=after.mean(),
+        iterations=iterations, seeds=SEEDS,
     )  # fmt: skip
 
 
 def run(form: str, steps: Steps) -> LabResult:
     """Returns the claims about Table 1."""
-    rows: list[list] = []
-    jobs: list[tuple[str, Any]] = [
-        (f"untrained-{at}-{seed}", lambda cell=cell, seed=seed: untrained(cell, seed))
-        for at, cell in enumerate(CELLS)
-        for seed in range(SEEDS)
-    ]
-    jobs += [
-        (f"trained-{at}-{seed}",
-         lambda cell=cell, seed=seed: trained(cell, seed, ITERATIONS[form]))
-        for at, cell in enumerate(CELLS) if cell[1] in TRAINED_CLASSES[form]
-        for seed in range(SEEDS)
-    ]  # fmt: skip
-    for step, make in tqdm(jobs, desc="networks", unit="network"):
-        rows += steps.do(step, make)
-    size = f"reduced: d=128, {ITERATIONS[form]} iterations at 1e-3, {SEEDS} seeds"
+    each = [(at, cell, seed) for at, cell in enumerate(CELLS) for seed in range(SEEDS)]
+    jobs = {f"untrained-{at}-{seed}": partial(untrained, cell, seed) for at, cell, seed in each}
+    jobs |= {
+        f"trained-{at}-{seed}": partial(trained, cell, seed, ITERATIONS[form])
+        for at, cell, seed in each if cell[1] in TRAINED_CLASSES[form]
+    }  # fmt: skip
+    rows = steps.rows(jobs, "networks")
     claims = [against_published(rows, layer) for layer in (0, 1)]
-    claims += [of_training(rows, layer, size) for layer in (0, 1)]
-    accuracy = np.mean([row[4] for row in rows if row[0] == "accuracy"])
+    claims += [of_training(rows, layer, ITERATIONS[form]) for layer in (0, 1)]
     few, many = (
         [np.mean(untrained_level(rows, hidden, layer)) for layer in (0, 1)]
         for hidden in WIDTHS_HIDDEN
     )
-    headline = HEADLINE.format(claims=claims, accuracy=accuracy, few=few, many=many)
-    return result("joma_tree", form, headline, claims, rows)
+    accuracy = values(rows, "accuracy").mean()
+    return result("joma_tree", form, claims, rows, accuracy=accuracy, few=few, many=many)
+
+
+def draw(found: LabResult) -> Any:
+    """Draws NCorr of each cell and layer: published, untrained, trained small."""
+    figure, axes = panels(1, 2, size=(11, 8), sharex=True)
+    at = np.arange(len(CELLS))
+    for layer, axis in enumerate(axes):
+        axis.plot(at, [cell[layer] for cell in PUBLISHED], "k_", markersize=28, markeredgewidth=2,
+                  label="published, trained")  # fmt: skip
+        for place, (quantity, (words, marker)) in enumerate(SERIES.items()):
+            rows = found.numbers(quantity, place=layer).groupby("setting")["value"]
+            mean, spread = rows.mean(), rows.std()
+            of = [i for i in at if name(CELLS[i]) in mean.index]
+            cells = [name(CELLS[i]) for i in of]
+            x = np.array(of) + (place - 1.5) * 0.16
+            axis.errorbar(x, mean[cells], spread[cells], fmt=marker, label=words)
+        tidy(axis, legend=0, ylabel=f"NCorr of layer {layer}", ylim=(0.3, 1.03))
+        axis.grid(axis="y", alpha=0.3)
+    axes[1].set_xticks(at, [name(cell).replace(") C", ")\nC") for cell in CELLS], fontsize=8)
+    axes[0].legend(ncols=2, fontsize=8, loc="center left", bbox_to_anchor=(0, 0.55))
+    return titled(figure, found, seeds=found.numbers("untrained 400")["seed"].nunique())
 
 
 if __name__ == "__main__":

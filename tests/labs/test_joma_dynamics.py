@@ -8,19 +8,22 @@ import math
 import joma_figures as figures
 import numpy as np
 import pytest
-from joma_flows import KINDS, attended, drift, flow, problem
 from joma_theorems import (
     DELTA,
+    KINDS,
     SLACK,
+    attended,
     blow_up_time,
     classes,
     converged,
+    drift,
     elapsed,
     enumerated,
+    flow,
     flowed,
     grown,
     growth_invariant,
-    printed_growth_invariant,
+    problem,
     sibling,
 )
 from scipy.integrate import quad
@@ -70,7 +73,7 @@ def test_theorem_2():
         np.testing.assert_allclose(v[:, at], grown(DELTA, t), rtol=1e-7)
     limits = math.sqrt(2) * erfinv(DELTA[1:])  # of those that do not win
     np.testing.assert_allclose(v[1:, -1], limits, rtol=5e-3)
-    printed = printed_growth_invariant(v, DELTA)[:, 2]  # as printed: the same for all
+    printed = growth_invariant(v, DELTA, 2)[:, 2]  # as printed: the same for all
     assert np.ptp(printed) > 0.05 * printed.max()
     assert grown(DELTA, (1 - 1e-15) * end)[0] > 7 and np.isnan(grown(DELTA, 1.001 * end)[0])
 

@@ -72,7 +72,7 @@ def test_the_command_prints_and_writes(tmp_path, capsys):
 
     def run(form, steps):
         """A lab."""
-        return lab.result("one", form, "One is one.", [row()], [("x", "a", 0, 1, 2.0)])
+        return lab.result("one", form, [row()], [("x", "a", 0, 1, 2.0)], headline="One is one.")
 
     found = lab.main(run, lambda result: pyplot.figure(), ["--out", str(tmp_path)])
     assert "One is one." in capsys.readouterr().out and (tmp_path / "one.png").exists()

@@ -24,9 +24,9 @@ def test_differences_are_paired_by_seed():
     shuffled = gains(found.sample(frac=1, random_state=0), "n", MAIN, "accuracy")
     assert sorted(shuffled) == pytest.approx([0.9, 1.0, 1.1])
     assert spread(found, "n") == pytest.approx(20 / 3)
-    better = of_variant(found, "n", "small")
+    better = of_variant(found, "n", 7)
     assert better["answer"] == "supported" and better["ours"] == pytest.approx(1.0)
-    worse = of_variant(table([(90.0, 89.0), (80.0, 78.9), (85.0, 84.1)]), "n", "small")
+    worse = of_variant(table([(90.0, 89.0), (80.0, 78.9), (85.0, 84.1)]), "n", 7)
     assert worse["answer"] == "not supported"
 
 
