@@ -22,11 +22,12 @@ import numpy as np
 import torch
 from drawing import curve, level, panels, tidy, titled
 from lab import LabResult, Steps, claim, main, mean_and_interval, result
+from layerwise import streams
 from mixtures import draw_tokens, random_bases, rotation, tweedie
 from rules import beyond
 from torch import Tensor
 from tqdm.auto import tqdm
-from twins import MODELS, UNTRAINED, images_of, loaded, spread, streams, untrained
+from twins import MODELS, UNTRAINED, images_of, loaded, spread, untrained
 
 import crate_interp as ci
 from crate_interp.measures import paper_posterior_mean, posterior_mean, subspace_attention
@@ -292,7 +293,7 @@ def draw(found: LabResult) -> Any:
     figure, axes = panels(len(MODELS), len(shown), size=(10, 8), sharex=True, sharey="row")
     for column, name in enumerate(MODELS):
         for axis, quantity in zip(axes[:, column], shown, strict=True):
-            for who in WHO:
+            for who in WHO if quantity.startswith("cosine") else ("trained", "turned", "untrained"):
                 of = {"setting": f"{name}|{who}|{SHOWN}"}
                 own, low, high = (
                     table[table["place"] >= 0]
@@ -301,7 +302,7 @@ def draw(found: LabResult) -> Any:
                 )
                 band, colour = 0.2 * (who != "trained"), f"C{WHO.index(who)}"
                 curve(axis, own, "o-", band, label=who, color=colour)
-                if who == "trained":  # a layer has no other step in turned subspaces
+                if who == "trained":
                     axis.fill_between(low["place"], low["value"], high["value"], alpha=0.3)
             level(axis, 0, color="grey", lw=0.5)
             words = quantity.replace(" across", "\nacross")

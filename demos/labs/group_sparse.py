@@ -121,15 +121,9 @@ def draw(found: LabResult) -> Any:
     """Draws attention, direction and loss along training, a line for each size and form."""
     figure, axes = panels(3)
     for axis, (quantity, (words, begun)) in zip(axes, SHOWN.items(), strict=True):
-        for kind, style in zip(FORMS, ("-", "--"), strict=True):
-            for size in SIZES:
-                curve(
-                    axis,
-                    found.numbers(quantity, setting=f"{size} {kind}"),
-                    style,
-                    0,
-                    label=f"{size} {kind}",
-                )
+        for size, (kind, style) in product(SIZES, zip(FORMS, ("-", "--"), strict=True)):
+            name = f"{size} {kind}"
+            curve(axis, found.numbers(quantity, setting=name), style, 0, label=name)
         if begun is not None:
             level(axis, begun, "before training")
         tidy(axis, legend=0, xlabel="iteration", title=words)

@@ -12,8 +12,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-import joma_figures as figures
-import joma_theorems as theorems
+import joma
 import numpy as np
 import torch
 from drawing import curve, level, panels, tidy, titled
@@ -34,9 +33,9 @@ def drifts(seeds: int) -> list[list]:
     """Returns rows (quantity, kind, seed, steps, value) of Theorem 1's invariants."""
     asked = [("drift", steps) for steps in STEPS] + [("drift of the other", STEPS[-1])]
     rows = []
-    for kind, seed, (name, steps) in product(theorems.KINDS, range(seeds), asked):
+    for kind, seed, (name, steps) in product(joma.KINDS, range(seeds), asked):
         of = OTHER[kind] if name.endswith("other") else kind
-        moved, logits = theorems.drift(kind, steps, seed, of)
+        moved, logits = joma.drift(kind, steps, seed, of)
         rows.append([name, kind, seed, steps, moved / logits])
     return rows
 
@@ -67,7 +66,7 @@ def figure_2(rows: list[list], kind: str) -> dict:
 
 def joint_rows(kind: str, seeds: int) -> list[list]:
     """Returns rows of Figures 2 and 3, every 20 iterations."""
-    found = figures.joint_training(kind, seeds, ITERATIONS + 1)
+    found = joma.joint_training(kind, seeds, ITERATIONS + 1)
     every = {name: found[name] for name in CORRELATED}
     every |= {f"v_0 of token {token}": found["v0"][..., token] for token in range(4)}
     return [
@@ -99,14 +98,12 @@ def figure_3(rows: list[list]) -> dict:
 
 def theorem_2() -> dict:
     """Returns the claim of Theorem 2's invariant as printed; the corrected one is its baseline."""
-    end = theorems.blow_up_time(theorems.DELTA)
+    end = joma.blow_up_time(joma.DELTA)
     times = end * np.array([0.1, 0.5, 0.9, 0.999])
-    v = theorems.flowed(
-        lambda v: theorems.DELTA * np.exp(v**2 / 2), times, np.zeros(len(theorems.DELTA))
-    )
+    v = joma.flowed(lambda v: joma.DELTA * np.exp(v**2 / 2), times, np.zeros(len(joma.DELTA)))
     right, printed = (
         float((np.ptp(value, axis=0) / value.max(axis=0)).max())
-        for value in (theorems.growth_invariant(v, theorems.DELTA, root) for root in (2**0.5, 2))
+        for value in (joma.growth_invariant(v, joma.DELTA, root) for root in (2**0.5, 2))
     )
     return claim("joma_dynamics.theorem_2", printed, cases={"": printed}, baseline=right, n=1)
 
@@ -116,16 +113,16 @@ def theorem_4() -> list[dict]:
     errors, rests, alone = [], [], []
     for mu in MU:
         y = -np.log1p(-np.array([0.1, 0.5, 0.9, 0.999]))
-        times = [theorems.elapsed(mu, value) for value in y]
-        errors.append(np.abs(theorems.converged([mu], times)[0] / y - 1).max())
+        times = [joma.elapsed(mu, value) for value in y]
+        errors.append(np.abs(joma.converged([mu], times)[0] / y - 1).max())
         alone.append(np.abs(np.array(times) * math.exp(mu**2 / 2) / y - 1).max())
         grid = -np.log(np.logspace(-12, -0.01, 50))
-        rests += [theorems.elapsed(mu, at) - math.exp(-(mu**2) / 2) * at for at in grid]
-    y = theorems.converged([2.0, 1.0], [10.0, 100.0, 1000.0])
+        rests += [joma.elapsed(mu, at) - math.exp(-(mu**2) / 2) * at for at in grid]
+    y = joma.converged([2.0, 1.0], [10.0, 100.0, 1000.0])
     ratio, worst = y[0] / y[1] / math.exp(1.5), float(max(errors))
     return [
         claim("joma_dynamics.theorem_4_time", worst, cases={"": worst}, n=1, baseline=max(alone),
-              least=min(rests), most=max(rests), slack=theorems.SLACK),
+              least=min(rests), most=max(rests), slack=joma.SLACK),
         claim("joma_dynamics.theorem_4_ratio", ratio[-1], cases={"": 1 - abs(ratio[-1] - 1)}, n=1,
               baseline=math.exp(-1.5), ratio=ratio),
     ]  # fmt: skip
@@ -135,11 +132,11 @@ def theorem_5_rows() -> list[list]:
     """Returns rows of P by the sum over all paths, by the corrected rho_0 and by the printed."""
     rows = []
     for rho, depth, height, q in TREES:
-        prior, first = theorems.classes(q)
+        prior, first = joma.classes(q)
         found = {
-            "all paths": theorems.enumerated(rho, depth, height, prior, first),
-            "corrected": theorems.sibling(rho, depth, height, float(prior @ (2 * first - 1))),
-            "printed": theorems.sibling(rho, depth, height, float(prior @ first)),
+            "all paths": joma.enumerated(rho, depth, height, prior, first),
+            "corrected": joma.sibling(rho, depth, height, float(prior @ (2 * first - 1))),
+            "printed": joma.sibling(rho, depth, height, float(prior @ first)),
         }
         tree = str((rho, depth, height, q))
         rows += [[f"Theorem 5, {name}", tree, 0, 0, value] for name, value in found.items()]
@@ -160,15 +157,15 @@ def theorem_5(rows: list[list]) -> dict:
 
 def figure_4_rows(seeds: int) -> list[list]:
     """Returns rows of Figure 4: entropies of the published mu, and the rises of other draws."""
-    every = torch.stack([figures.targets(seed) for seed in range(4 * seeds + 1)])
+    every = torch.stack([joma.targets(seed) for seed in range(4 * seeds + 1)])
     rows = []
     for name, attends in (("entropy", True), ("entropy without attention", False)):
-        found = figures.entropies(every, attends=attends)
+        found = joma.entropies(every, attends=attends)
         at = sorted({*range(0, len(found), EVERY), int(found[:, 0].argmin()), len(found) - 1})
         rows += [[name, "published", 0, i, float(found[i, 0])] for i in at]
         rises = (found[-1] - found.min(dim=0).values).tolist()
         rows += [[f"rise of {name}", "draws of mu", i, 0, rise] for i, rise in enumerate(rises)]
-    return [*rows, ["asymptote", "published", 0, 0, float(figures.asymptote(every[0]))]]
+    return [*rows, ["asymptote", "published", 0, 0, float(joma.asymptote(every[0]))]]
 
 
 def figure_4(rows: list[list]) -> list[dict]:
@@ -188,18 +185,18 @@ def figure_4(rows: list[list]) -> list[dict]:
 
 
 def run(form: str, steps: Steps) -> LabResult:
-    """Returns the claims of JoMA's theorems and simulated figures."""
+    """Returns the claims of JoMA's theorems and simulated joma."""
     seeds = SEEDS[form]
     jobs = {"drift": partial(drifts, seeds)}
-    jobs |= {kind: partial(joint_rows, kind, seeds) for kind in figures.KINDS}
+    jobs |= {kind: partial(joint_rows, kind, seeds) for kind in joma.INPUTS}
     numbers = steps.rows(jobs | {"figure-4": partial(figure_4_rows, seeds)}, "theorems")
     numbers += theorem_5_rows()
     claims = [theorem_1(numbers, kind) for kind in ("linear", "exp")]
-    claims += [figure_2(numbers, kind) for kind in figures.KINDS]
+    claims += [figure_2(numbers, kind) for kind in joma.INPUTS]
     claims += [figure_3(numbers), theorem_2(), *theorem_4(), *figure_4(numbers)]
     claims.append(theorem_5(numbers))
     held = sum(row["answer"] == "supported" for row in claims)
-    whole = [next(c["ours"] for c in claims if kind in c["claim"]) for kind in figures.KINDS]
+    whole = [next(c["ours"] for c in claims if kind in c["claim"]) for kind in joma.INPUTS]
     bounce = next(c["ours"] for c in claims if "published mu" in c["claim"])
     words = {"held": held, "count": len(claims), "whole": whole, "bounce": bounce}
     return result("joma_dynamics", form, claims, numbers, **words)
@@ -207,7 +204,7 @@ def run(form: str, steps: Steps) -> LabResult:
 
 def draw_exact(axes: Any, found: LabResult) -> None:
     """Draws Theorems 1, 2 and 5."""
-    for kind in theorems.KINDS:
+    for kind in joma.KINDS:
         rows = found.numbers("drift", setting=kind).groupby("place")["value"].mean()
         axes[0].loglog(2 / rows.index.to_numpy(), rows.to_numpy(), "o-", label=kind)
     ticks = [2 / steps for steps in STEPS[::-1]]
@@ -220,10 +217,10 @@ def draw_exact(axes: Any, found: LabResult) -> None:
         ylabel="drift / movement of z",
         title="Theorem 1: linear and exp are exact",
     )
-    end = theorems.blow_up_time(theorems.DELTA)
+    end = joma.blow_up_time(joma.DELTA)
     times = np.linspace(0, 0.9999, 400) * end
-    for delta in theorems.DELTA:
-        grown = [theorems.grown(np.array([delta]), t)[0] for t in times]
+    for delta in joma.DELTA:
+        grown = [joma.grown(np.array([delta]), t)[0] for t in times]
         axes[1].plot(times, grown, label=rf"$\Delta$ = {delta}")
     axes[1].axvline(end, color="black", linewidth=0.8, linestyle=":")
     tidy(axes[1], 10, xlabel="t", ylabel="v", title=rf"Theorem 2: blow-up at $t^*$ = {end:.3f}")

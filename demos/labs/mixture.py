@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 from drawing import curve, level, panels, tidy, titled
-from em import Mixture, fit, log_likelihood
 from lab import LabResult, Steps, claim, main, mean_and_interval, result
-from mixtures import random_bases
+from layerwise import streams
+from mixtures import Mixture, fit, log_likelihood, random_bases
 from rules import beyond
 from torch import Tensor
 from tqdm.auto import tqdm
-from twins import MODELS, UNTRAINED, images_of, loaded, spread, streams, untrained
+from twins import MODELS, UNTRAINED, images_of, loaded, spread, untrained
 
 import crate_interp as ci
 from crate_interp.measures import effective_rank

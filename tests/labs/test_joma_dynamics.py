@@ -5,10 +5,10 @@ With the corrections that they need.
 
 import math
 
-import joma_figures as figures
+import joma
 import numpy as np
 import pytest
-from joma_theorems import (
+from joma import (
     DELTA,
     KINDS,
     SLACK,
@@ -128,21 +128,21 @@ def test_theorem_5(rho, depth, height, q, wanted):
 
 @pytest.mark.slow
 def test_figure_4_has_the_published_digits():
-    mu = figures.targets(0)
-    entropy = figures.entropies(mu)
+    mu = joma.targets(0)
+    entropy = joma.entropies(mu)
     assert len(entropy) == 5000 and entropy[0].item() == pytest.approx(math.log(10), abs=1e-5)
     assert entropy.argmin() == 669 and entropy.min().item() == pytest.approx(0.9416, abs=5e-5)
     assert entropy[-1].item() == pytest.approx(1.5493, abs=5e-5)
-    assert figures.asymptote(mu).item() == pytest.approx(1.6216, abs=5e-5)
+    assert joma.asymptote(mu).item() == pytest.approx(1.6216, abs=5e-5)
 
 
 def test_entropy_does_not_rise_without_attention():
-    entropy = figures.entropies(figures.targets(1), attends=False, iterations=2003)
+    entropy = joma.entropies(joma.targets(1), attends=False, iterations=2003)
     assert (entropy.diff() <= 1e-6).all() and entropy[-1] < 2
 
 
 def test_figure_2_starts_at_an_exact_estimate():
-    found = figures.joint_training("gauss", 2, 41)
+    found = joma.joint_training("gauss", 2, 41)
     np.testing.assert_allclose(found["whole"][0], 1, atol=1e-5)
     assert found["whole"].shape == (41, 2) and found["v0"].shape == (41, 2, 20)
     np.testing.assert_allclose(found["x"].sum(axis=0), 1, atol=1e-6)

@@ -5,7 +5,7 @@ import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from latent_tree import LENGTH, PAD, Network, best_correlation, train, tree
+from joma_tree import LENGTH, PAD, Network, best_correlation, train, tree
 
 
 @given(st.sampled_from(joma_tree.CELLS), st.integers(0, 99))

@@ -1,6 +1,5 @@
 """The lab on mixtures: likelihoods against scipy, and a control whose answer is known."""
 
-import em
 import mixture
 import mixtures
 import pytest
@@ -15,7 +14,7 @@ def u():
 
 
 def fitted(x, u, **options):
-    return em.fit(x, u, **(dict(floor=0.01, free=False, rounds=5) | options))
+    return mixtures.fit(x, u, **(dict(floor=0.01, free=False, rounds=5) | options))
 
 
 def test_the_likelihood_is_scipys(u):
@@ -27,7 +26,7 @@ def test_the_likelihood_is_scipys(u):
     for q, s, t, weight in zip(m.q, m.s, m.t, m.log_weights.exp(), strict=True):
         cov = q @ s @ q.T + t * (torch.eye(D) - q @ q.T)
         slow = slow + weight * torch.from_numpy(multivariate_normal(cov=cov).pdf(x.numpy()))
-    torch.testing.assert_close(em.log_likelihood(x, m), slow.log())
+    torch.testing.assert_close(mixtures.log_likelihood(x, m), slow.log())
     assert m.log_weights.exp().sum() == pytest.approx(1)
 
 
@@ -43,7 +42,7 @@ def test_the_likelihood_does_not_fall_by_rounds(u):
     start = mixtures.random_bases(K, D, P, seed=5)
     for free in (False, True):
         total = [
-            em.log_likelihood(x, fitted(x, start, floor=0.0, free=free, rounds=r)).sum()
+            mixtures.log_likelihood(x, fitted(x, start, floor=0.0, free=free, rounds=r)).sum()
             for r in range(7)
         ]
         assert all(

@@ -1,12 +1,20 @@
 """The walk on a circle: its model against autograd, its data, and what the theorems say of them."""
 
-import circle
 import numpy as np
 import pytest
 import torch
-from circle import EPS, M, balanced, grouped, transition, walks, zero
 from hypothesis import given
 from hypothesis import strategies as st
+from random_walk import (
+    EPS,
+    M,
+    balanced,
+    direction_distance,
+    grouped,
+    transition,
+    walks,
+    zero,
+)
 
 
 def explicit(data, states, tokens, steps):
@@ -101,5 +109,5 @@ def test_a_random_walk_is_learned():
     accuracy = (model.predict(fresh.states).argmax(axis=1) == fresh.following).mean()
     assert abs(accuracy - 0.5) < 4 * 0.5 / 1000**0.5
     assert model.attention(fresh.states)[:, -2].mean() > 0.999
-    distance = circle.direction_distance(model.v, transition(0.5, 6).T)
+    distance = direction_distance(model.v, transition(0.5, 6).T)
     assert distance == pytest.approx(0.183, abs=5e-4)

@@ -1,7 +1,7 @@
 """The lab on the sparsity term: what is done to a network, and the rules of its claims."""
 
-import ablated
 import pytest
+import sparsity_ablation as ablated
 import torch
 
 from crate_interp.measures import ista_step
