@@ -40,20 +40,15 @@ N_IMAGES = {"quick": 48, "full": 128}
 N_TOKENS, DRAWS = {"quick": 500, "full": 5000}, 10
 HEADS, D, P = 6, 48, 8  # of the planted mixture: complete, as a head is d / K wide
 QUANTITIES = (
-    "cosine",
-    "cosine, eq. 6",
-    "cosine across the token",
-    "noise removed",
-    "noise removed by the posterior mean",
-    "noise removed across the token",
-)
+    "cosine", "cosine, eq. 6", "cosine across the token", "noise removed",
+    "noise removed by the posterior mean", "noise removed across the token",
+)  # fmt: skip
 KEYS = {  # the rules of the claims about a model
     "cosine": "cosine",
     "cosine across the token": "across",
     "noise removed": "removed",
     "noise removed across the token": "removed_across",
 }
-
 WHO = ("trained", "turned", "turned subspaces", "untrained")
 
 
@@ -140,19 +135,18 @@ def identity_errors(form: str) -> dict[str, list[float]]:
     Relative errors |difference| / |E[z | x]|: of Tweedie's formula at all sigmas (the largest), and
     of eq. 6 at sigma = .3.
     """
-    score, printed = [], []
+    found: dict[str, list[float]] = {"score": [], "printed": []}
+    error = lambda guess, mean: float((guess - mean).norm() / mean.norm())  # noqa: E731
     for seed in range(DRAWS):
-        u = random_bases(HEADS, D, P, seed)
-        worst = 0.0
+        u, worst = random_bases(HEADS, D, P, seed), []
         for sigma in SIGMAS:
             x, _ = draw_tokens(N_TOKENS[form], u, sigma, seed)
             mean = posterior_mean(x, u, sigma)
-            worst = max(worst, float((tweedie(x, u, sigma) - mean).norm() / mean.norm()))
+            worst.append(error(tweedie(x, u, sigma), mean))
             if sigma == SHOWN:
-                paper = paper_posterior_mean(x, u, sigma)
-                printed.append(float((paper - mean).norm() / mean.norm()))
-        score.append(worst)
-    return {"score": score, "printed": printed}
+                found["printed"].append(error(paper_posterior_mean(x, u, sigma), mean))
+        found["score"].append(max(worst))
+    return found
 
 
 def planted_cosines(form: str) -> dict[str, list[float]]:
@@ -168,11 +162,8 @@ def planted_cosines(form: str) -> dict[str, list[float]]:
         _, clean = draw_tokens(49 * (N_TOKENS[form] // 50), u, SHOWN, seed)
         read = clean.unflatten(0, (-1, 49))  # [sample, pos, d]
         turned = torch.einsum("ed,kdp->kep", rotation(D, DRAWS + seed), u)
-        taken = {
-            "own": partial(paper_step, u=u),
-            "turned": partial(paper_step, u=turned),
-            "shorter": torch.neg,
-        }
+        taken = {"own": partial(paper_step, u=u), "turned": partial(paper_step, u=turned),
+                 "shorter": torch.neg}  # fmt: skip
         for who, step in taken.items():
             for quantity, values in steps_of(read, step, u, SHOWN, seed).items():
                 found.setdefault(f"{who}|{quantity}", []).append(float(values.mean()))
@@ -219,10 +210,8 @@ def model_claim(name: str, found: dict[str, Any], quantity: str, n: int) -> dict
             others = [ends for _, ends in rivals(found, sigma, quantity, layer).values()]
             gap = beyond((own["low"], own["high"]), (0.0, 0.0), *others)
             cases[f"layer {layer}, sigma {sigma}"] = gap
-    own, others = (
-        found["trained"][f"trained|{SHOWN}|{quantity}"][-1],
-        rivals(found, SHOWN, quantity, -1),
-    )
+    own = found["trained"][f"trained|{SHOWN}|{quantity}"][-1]
+    others = rivals(found, SHOWN, quantity, -1)
     who = max(others, key=lambda each: others[each][1][1])
     return claim(
         f"denoising.{KEYS[quantity]}", own["mean"], interval=(own["low"], own["high"]),

@@ -18,7 +18,9 @@ import torch
 from drawing import curve, tidy, titled
 from lab import LabResult, Steps, claim, ends_of, main, mean_and_interval, result, texts
 from rules import short_of
-from tiny_mae import (
+from torch import Tensor
+from tqdm.auto import tqdm
+from train_tiny_mae import (
     MASK_RATIO,
     held_out_images,
     load_mae,
@@ -28,9 +30,7 @@ from tiny_mae import (
     read_gallery,
     removed_error,
     visible_pixels,
-)
-from torch import Tensor
-from tqdm.auto import tqdm
+)  # fmt: skip
 from twins import UNTRAINED, spread
 
 from crate_interp import HookedCrateMAE
@@ -41,7 +41,6 @@ MASKS = {"quick": 1, "full": 5}  # draws of the mask of each image
 RIDGE = 0.05  # of the linear prediction: times the mean variance of a pixel
 RIVALS = ("mean image", "nearest image", "linear")
 INVERSES = ("stream", "stream, rotated", "layer")
-
 LINES = (  # of the figure: who, what, style
     ("trained", "stream", "o-C0"), ("untrained", "stream", "x:C0"),
     ("trained", "layer", "o-C1"), ("untrained", "layer", "x:C1"),
@@ -234,13 +233,8 @@ def draw(found: LabResult) -> Any:
         curve(axis, rows, style, 0, label=f"{what}, {who}")
     axis.set_xticks(range(4))
     words = "does the decoder invert the encoder? (0 it does, 1 no relation)"
-    tidy(
-        axis,
-        legend=0,
-        xlabel="layer j of the decoder, against Z^{L-j-1}",
-        ylim=(0, 1.05),
-        ylabel="relative error at the best scale",
-    )
+    tidy(axis, legend=0, xlabel="layer j of the decoder, against Z^{L-j-1}", ylim=(0, 1.05),
+         ylabel="relative error at the best scale")  # fmt: skip
     axis.set_title(words, fontsize=9)
     axis.legend(fontsize=7, loc="lower right", ncols=2)
     rows: Any = found.table()

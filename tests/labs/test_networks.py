@@ -4,8 +4,8 @@ import costs
 import pytest
 import reconstruction
 import sparsity_ablation as ablated
-import tiny_mae
 import torch
+import train_tiny_mae as tiny_mae
 
 from crate_interp.measures import ista_step
 
