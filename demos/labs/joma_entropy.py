@@ -121,7 +121,7 @@ def run(form: str, steps: Steps) -> LabResult:
         rows.append(["uniform entropy", name, 0, 0, found["uniform"]])
     shares = steps.do("pairs", pair_shares)
     rows += [["share of stable rank", "pairs", seed, 0, v] for seed, v in enumerate(shares)]
-    words = {"falls": " and ".join(falls), "bounces": " and ".join(bounces)}
+    words: Any = {"falls": " and ".join(falls), "bounces": " and ".join(bounces)}
     rank = claim("joma_entropy.rank", shares, baseline=1.0, **words)
     return result("joma_entropy", form, [rank], rows, **words)
 

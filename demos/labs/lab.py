@@ -32,7 +32,6 @@ from crate_interp.stats.intervals import student_interval
 FORMS = ("quick", "full")
 TEXTS = Path(__file__).parent / "data" / "texts.toml"
 Values = Sequence[float] | np.ndarray
-Case = Interval | Values | float  # a tuple is an interval, other sequences are values by unit
 CLAIMS = [
     "claim", "where", "published", "ours", "low", "high", "baseline", "baseline_is", "n", "size",
     "answer", "why", "rule", "cases",
@@ -63,9 +62,9 @@ class LabResult(Result):
         """Returns the finding in one sentence, as the lab wrote it."""
         return self.meta["headline"]
 
-    def numbers(self, quantity: str, **chosen: Any) -> pd.DataFrame:
+    def numbers(self, quantity: str, **chosen: Any) -> Any:
         """Returns the rows of one quantity, and of one setting, seed or place if given."""
-        table: Any = self.table("numbers")
+        table: Any = self.table("numbers")  # pandas' own types are too wide here
         rows = table["quantity"] == quantity
         for name, value in chosen.items():
             rows &= table[name] == value
@@ -84,11 +83,11 @@ def texts(name: str) -> dict[str, Any]:
 
 def claim(
     rule: str,
-    ours: float | Values,
+    ours: Any,
     *,
-    baseline: float,
-    cases: Mapping[str, Case] | None = None,
-    interval: Case | None = None,
+    baseline: Any,
+    cases: Mapping[str, Any] | None = None,
+    interval: Interval | None = None,
     n: int | None = None,
     met: bool = True,
     **words: Any,
@@ -103,14 +102,14 @@ def claim(
 
     Raises ValueError if the interval leaves the possible range.
     """
-    asked, ends = rules()[rule], (math.nan, math.nan) if interval is None else ends_of(interval)
-    if not np.isscalar(ours):
-        n = len(ours) if n is None else n  # type: ignore[arg-type]
-        ours, ends = mean_and_interval(ours, asked.bounds())  # type: ignore[arg-type]
+    asked, ends = rules()[rule], interval or (math.nan, math.nan)
+    if np.ndim(ours):
+        n = len(ours) if n is None else n
+        ours, ends = mean_and_interval(ours, asked.bounds())
     least, most = asked.bounds()
     if ends[0] < least or ends[1] > most:
         raise ValueError(f"{rule}: the interval {ends} leaves the possible range {asked.range}.")
-    kept = {
+    kept: Any = {
         name: tuple(float(f"{end:.6g}") for end in ends_of(case))
         for name, case in ({"": ends} if cases is None else cases).items()
     }
@@ -126,11 +125,11 @@ def claim(
     return dict(zip(CLAIMS, row, strict=True))
 
 
-def ends_of(case: Case) -> Interval:
-    """Returns an interval as it is, the 95 % interval of values by unit, or a number twice."""
+def ends_of(case: Any) -> Interval:
+    """Returns a tuple as it is, the 95 % interval of values by unit, or a number twice."""
     if isinstance(case, tuple):
         return case
-    return (case, case) if np.isscalar(case) else mean_and_interval(case)[1]  # type: ignore
+    return mean_and_interval(case)[1] if np.ndim(case) else (case, case)
 
 
 def values(
@@ -144,7 +143,7 @@ def values(
 
 
 def of_limit(
-    rule: str, rows: Iterable[Sequence], of: tuple, limit: float, last: int, **words: Any
+    rule: str, rows: Iterable[Sequence], of: tuple[str, str], limit: float, last: int, **words: Any
 ) -> dict[str, Any]:
     """Returns the claim that a number goes to a limit; of: its quantity and setting; last: place.
 

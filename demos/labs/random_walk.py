@@ -284,7 +284,7 @@ def of_certain(rows: list[list]) -> dict:
 def run(form: str, steps: Steps) -> LabResult:
     """Returns the claims about the random walk."""
     makes = (uncertain, of_exact_shares)
-    kinds = [*product(makes, PROBABILITIES, range(SEEDS[form]))]
+    kinds: list[Any] = [*product(makes, PROBABILITIES, range(SEEDS[form]))]
     kinds += product((certain,), CERTAIN, range(CERTAIN_SEEDS))
     jobs = {
         f"{make.__name__}-{STATES}-{p}-{seed}": partial(make, p, STATES, TOKENS, seed)

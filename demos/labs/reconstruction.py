@@ -166,9 +166,11 @@ def inverse_claim(what: str, own: dict, twins: list[dict]) -> dict:
         ends.append(mean_and_interval([twin[what][layer]["mean"] for twin in twins])[1])
         floors.append(min(low for low, _ in ends))
         cases[f"layer {layer}"] = short_of((place["low"], place["high"]), *ends)
-    mean, *ends = (sum(p[end] for p in own[what]) / len(cases) for end in ("mean", "low", "high"))
+    mean, low, high = (
+        sum(place[end] for place in own[what]) / len(cases) for end in ("mean", "low", "high")
+    )
     return claim(
-        f"reconstruction.{what}", mean, interval=tuple(ends), cases=cases, count=len(cases),
+        f"reconstruction.{what}", mean, interval=(low, high), cases=cases, count=len(cases),
         kept=sum(high < 0 for _, high in cases.values()), baseline=sum(floors) / len(floors),
         n=N_IMAGES // 2 if "rotated" in what else N_IMAGES, images=N_IMAGES,
         **texts("reconstruction")["inverse"],
@@ -225,7 +227,8 @@ def draw(found: LabResult) -> Any:
     from matplotlib import pyplot
 
     figure = pyplot.figure(figsize=(11, 5.4), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=(1.1, 1))
+    sides: Any = figure.subfigures(1, 2, width_ratios=(1.1, 1))
+    left, right = sides
     draw_pictures(left)
     axis = right.subplots()
     for who, what, style in LINES:

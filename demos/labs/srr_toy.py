@@ -13,7 +13,6 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-import numpy as np
 import torch
 from drawing import level, panels, tidy, titled
 from lab import LabResult, Steps, claim, ends_of, main, result, values
@@ -100,7 +99,7 @@ def passed(rule: str, regime: str, seed: int) -> list[list]:
     return rows
 
 
-def summed(rows: list[list], quantity: str, rule: str) -> list[np.ndarray]:
+def summed(rows: list[list], quantity: str, rule: str) -> list[Any]:
     """Returns a quantity summed over layers by seed, for each regime."""
     return [
         sum(values(rows, quantity, f"{rule}: {regime}").reshape(-1, LAYERS).T) for regime in REGIMES

@@ -228,7 +228,8 @@ def draw(found: LabResult) -> Any:
         draw_layers(axis, found, frame)
     draw_training(training, found)
     draw_maps(maps, found)
-    agree = int((found.table()["answer"][: len(PAIRS)] == "supported").sum())
+    table: Any = found.table()
+    agree = (table["answer"][: len(PAIRS)] == "supported").sum()
     return titled(figure, found, frames[0], 8, agree=agree, pairs=len(PAIRS))
 
 

@@ -58,8 +58,8 @@ def watched(seed: int) -> dict[str, list]:
     rows = {}
     for key, table, value in (("means", found.layers(), "mean"), ("changes", found.changes(), "p")):
         table["name"] = table["probe"] + "." + table["statistic"]
-        table = table[table["name"].isin(wanted) & table[value].notna()]  # what can be tested
-        rows[key] = table[["name", "layer", "step", value]].values.tolist()
+        kept: Any = table[table["name"].isin(wanted) & table[value].notna()]  # what can be tested
+        rows[key] = kept[["name", "layer", "step", value]].values.tolist()
     return rows
 
 
