@@ -55,11 +55,6 @@ class Trained:
         """The squared spectral norms |W|_2^2."""
         return [squared_norm(weight) for weight in self.weights]
 
-    @property
-    def frobenius(self) -> list[float]:
-        """The squared Frobenius norms |W|_F^2."""
-        return [float(weight.square().sum()) for weight in self.weights]
-
     @cached_property
     def margin(self) -> float:
         """The 10th percentile over training images of f_y - max_{j != y} f_j."""
@@ -74,6 +69,11 @@ def matrices(model: HookedCrate) -> list[Tensor]:
 def squared_norm(weight: Tensor) -> float:
     """Returns |W|_2^2, the largest squared singular value."""
     return float(torch.linalg.matrix_norm(weight, ord=2) ** 2)
+
+
+def squares(weights: list[Tensor]) -> list[float]:
+    """Returns the squared Frobenius norms |W|_F^2."""
+    return [float(weight.square().sum()) for weight in weights]
 
 
 @torch.no_grad()
@@ -179,15 +179,9 @@ def over_margin(t: Trained) -> float:
     return -2 * math.log(t.margin)
 
 
-def square_of(moves: list[Tensor]) -> float:
-    """Returns the sum of squares of all entries."""
-    return sum(float(move.square().sum()) for move in moves)
-
-
 def shares(moves: list[Tensor], t: Trained) -> float:
     """Returns the sum over matrices of |moves|_F^2 / |W|_2^2."""
-    pairs = zip(moves, t.spectral, strict=True)
-    return sum(float(move.square().sum()) / norm for move, norm in pairs)
+    return sum(square / norm for square, norm in zip(squares(moves), t.spectral, strict=True))
 
 
 def spec_main(moves: list[Tensor], t: Trained) -> float:
@@ -214,21 +208,21 @@ def _logs(norms: Callable[[Trained], list[float]], name: str) -> dict[str, Calla
 
 
 MEASURES: dict[str, Callable[[Trained], float]] = {
-    "l2-norm": lambda t: root(square_of(t.weights), t.m),
-    "l2-norm-init": lambda t: root(square_of(t.moves), t.m),
+    "l2-norm": lambda t: root(sum(squares(t.weights)), t.m),
+    "l2-norm-init": lambda t: root(sum(squares(t.moves)), t.m),
     "params": lambda t: root(sum(weight.numel() for weight in t.weights), t.m),
     "1/margin": lambda t: root(1 / t.margin**2, t.m),
     **_logs(lambda t: t.spectral, "spec"),
     "fro/spec": lambda t: root(shares(t.weights, t), t.m),
     "spec-init-main": lambda t: halved(spec_main(t.moves, t), t.m),
     "spec-orig-main": lambda t: halved(spec_main(t.weights, t), t.m),
-    **_logs(lambda t: t.frobenius, "fro"),
-    "fro-distance": lambda t: root(square_of(t.moves), t.m),
+    **_logs(lambda t: squares(t.weights), "fro"),
+    "fro-distance": lambda t: root(sum(squares(t.moves)), t.m),
     "spec-distance": lambda t: root(sum(map(squared_norm, t.moves)), t.m),
-    "param-norm": lambda t: root(sum(t.frobenius), t.m),
+    "param-norm": lambda t: root(sum(squares(t.weights)), t.m),
     "path-norm": lambda t: root(path_norm(t.model), t.m),
-    "pac-bayes-init": lambda t: root(pac_bayes(square_of(t.moves), t), t.m),
-    "pac-bayes-orig": lambda t: root(pac_bayes(square_of(t.weights), t), t.m),
+    "pac-bayes-init": lambda t: root(pac_bayes(sum(squares(t.moves)), t), t.m),
+    "pac-bayes-orig": lambda t: root(pac_bayes(sum(squares(t.weights)), t), t.m),
     "1/pac-bayes-flatness": lambda t: root(1 / t.sigma**2, t.m),
     # eq. 11 of arXiv 2411.17182: summed over layers, stream as it is
     "SRR": lambda t: float(layerwise.layer_measures(t.model, t.images, "stream").sum()),

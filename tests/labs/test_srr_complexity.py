@@ -3,10 +3,8 @@
 import copy
 import itertools
 import math
-from pathlib import Path
 
 import complexity
-import kendall
 import lab
 import numpy as np
 import pandas as pd
@@ -183,35 +181,35 @@ def test_the_quick_lab(tmp_path):
         assert again == pytest.approx(kept[recipe.name], rel=1e-3)
 
 
-TABLES = Path(kendall.__file__).parent / "data" / "srr_tables.csv"
+TABLES = srr_complexity.PUBLISHED
 lists = st.lists(st.tuples(st.integers(-5, 5), st.integers(-5, 5)), min_size=2, max_size=13)
 
 
 def test_tau_of_known_lists():
-    assert kendall.tau_b([1, 1, 1, 2], [1, 2, 3, 4]) == pytest.approx(3 / math.sqrt(18))
-    assert kendall.tau_b([1, 2, 3, 5], [2, 3, 5, 7]) == 1
-    assert kendall.tau_b([7, 5, 3], [2, 3, 5]) == -1
-    assert kendall.tau_b([3, 3, 3], [2, 3, 5]) == 0
+    assert srr_complexity.tau_b([1, 1, 1, 2], [1, 2, 3, 4]) == pytest.approx(3 / math.sqrt(18))
+    assert srr_complexity.tau_b([1, 2, 3, 5], [2, 3, 5, 7]) == 1
+    assert srr_complexity.tau_b([7, 5, 3], [2, 3, 5]) == -1
+    assert srr_complexity.tau_b([3, 3, 3], [2, 3, 5]) == 0
 
 
 @settings(max_examples=30, deadline=None)
 @given(lists)
 def test_tau_is_scipys_where_that_is_defined(pairs):
     x, y = zip(*pairs, strict=True)
-    ours, signed = kendall.tau_b(x, y), kendall.tau_b([-value for value in x], y)
+    ours, signed = srr_complexity.tau_b(x, y), srr_complexity.tau_b([-value for value in x], y)
     if len(set(x)) == 1 or len(set(y)) == 1:
         assert ours == 0
     else:
         assert ours == pytest.approx(scipy.stats.kendalltau(x, y).statistic)
     assert signed == pytest.approx(-ours)
-    assert kendall.tau_b(np.exp(x) + 3, np.power(y, 3)) == pytest.approx(ours)
+    assert srr_complexity.tau_b(np.exp(x) + 3, np.power(y, 3)) == pytest.approx(ours)
 
 
 def test_standard_error_is_that_of_permutations():
-    assert kendall.standard_error(31) == pytest.approx(0.127, abs=5e-4)
+    assert srr_complexity.standard_error(31) == pytest.approx(0.127, abs=5e-4)
     random = np.random.default_rng(0)
-    draws = [kendall.tau_b(range(7), random.permutation(7)) for _ in range(2000)]
-    assert np.std(draws) == pytest.approx(kendall.standard_error(7), rel=0.05)
+    draws = [srr_complexity.tau_b(range(7), random.permutation(7)) for _ in range(2000)]
+    assert np.std(draws) == pytest.approx(srr_complexity.standard_error(7), rel=0.05)
 
 
 def test_granulated_compares_along_one_axis_only():
@@ -220,10 +218,10 @@ def test_granulated_compares_along_one_axis_only():
         for width in (1, 2, 3)
         for rate in (1, 2)
     ]
-    psi, draws = kendall.granulated(pd.DataFrame(rows), ("width", "rate"), "m")
+    psi, draws = srr_complexity.granulated(pd.DataFrame(rows), ("width", "rate"), "m")
     assert psi == {"width": 1, "rate": -1}
     assert (draws == 0).all()
-    assert kendall.granulated(pd.DataFrame(rows), ("width", "rate"), "n")[0]["width"] == 0
+    assert srr_complexity.granulated(pd.DataFrame(rows), ("width", "rate"), "n")[0]["width"] == 0
 
 
 @pytest.fixture(scope="module")
