@@ -107,7 +107,7 @@ def claims_of(found: dict[str, list], **words: Any) -> list[dict]:
         cases = {f"layer {layer + 1}": each - bar for layer, each in enumerate(own.T)}
         claims.append(
             claim(f"aot_denoising.{rule}", own[:, lowest], cases=cases, stack=stack,
-                  baseline=random[:, lowest].mean(), layer=lowest + 1, layers=LAYERS, **words)
+                  baseline=random[:, lowest].mean(), layer=lowest + 1, **words)
         )  # fmt: skip
     cases = {}
     for stack, delta in product(STACKS, DELTAS):
@@ -123,15 +123,14 @@ def run(form: str, steps: Steps) -> LabResult:
     cases = {"|".join(map(str, case)): case for case in product(STACKS, SUBSPACES, DELTAS)}
     jobs = {key.replace("|", "-"): partial(ratios, form, *case) for key, case in cases.items()}
     found: dict[str, Any] = dict(zip(cases, steps.all(jobs, "stacks").values(), strict=True))
-    claims = claims_of(found, tokens=HEADS * N_TOKENS[form], rate=RATE, shown=SHOWN)
+    size = {"heads": HEADS, "p": P, "d": HEADS * P, "layers": LAYERS}
+    words = {"tokens": HEADS * N_TOKENS[form], "rate": RATE, "shown": SHOWN}
+    claims = claims_of(found, **size, **words)
     shown = [torch.tensor(found[f"{stack}|planted|{SHOWN}"]) for stack in STACKS]
     times, _, plain, normed = (float((x[:, -1] / x[:, 0]).mean()) for x in shown)
-    # how many layers are nearer to the theorem's factor than to none
+    # the layers that are nearer to the theorem's factor than to none
     kept, same = (
-        (abs(growth(found[f"{stack}|planted|{SHOWN}"]) - RATE) < (RATE - 1) / 2)
-        .sum(dim=1)
-        .double()
-        .mean()
+        (abs(growth(found[f"{stack}|planted|{SHOWN}"]) - RATE) < (RATE - 1) / 2).double()
         for stack in STACKS[:2]
     )
     numbers = [
@@ -140,8 +139,14 @@ def run(form: str, steps: Steps) -> LabResult:
         for seed, row in enumerate(table)
         for layer, value in enumerate(row)
     ]
-    words = {"kept": kept, "same": same, "times": times, "plain": plain, "normed": normed}
-    return result("aot_denoising", form, claims, numbers, rate=RATE, layers=LAYERS, **words)
+    ends = {
+        "kept": kept.sum(dim=1).mean(),
+        "same": same.sum(dim=1).mean(),
+        "times": times,
+        "plain": plain,
+        "normed": normed,
+    }
+    return result("aot_denoising", form, claims, numbers, rate=RATE, layers=LAYERS, **ends)
 
 
 def draw(found: LabResult) -> Any:

@@ -129,6 +129,8 @@ def claims_of(rows: list[list]) -> list[dict]:
         "best": values(rows, "cosine", several, ITERATIONS).mean(),
         "selected": values(rows, "selected", several, ITERATIONS).mean(),
         "even": 1 / TOKENS,
+        "width": WIDTH,
+        "tokens": TOKENS,
     }
     asked = {"svm": ("cosine", one), "mass": ("mass", one), "local": ("local cosine", several)}
     return [

@@ -146,7 +146,8 @@ def against(rule: str, own: np.ndarray, rivals: np.ndarray) -> dict:
     A score must also rise, or fall, by itself.
     """
     cases = {"difference": own - rivals} | ({} if rule == "form" else {"score": own})
-    return claim(f"scan_and_snap.{rule}", own, cases=cases, baseline=rivals.mean())
+    size = {"answers": ANSWERS, "own": DISTINCT, "common": COMMON}
+    return claim(f"scan_and_snap.{rule}", own, cases=cases, baseline=rivals.mean(), **size)
 
 
 def claims_of(rows: list[list], seeds: int) -> list[dict]:
