@@ -37,22 +37,16 @@ def sphere(*shape: int, generator: torch.Generator) -> Tensor:
     return x / x.norm(dim=-1, keepdim=True)
 
 
-def tokens(points: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns context [sample, N + 1, d + 2] and query [sample, d + 2] as [x; y; mark].
+def attention(points: Tensor, queries: Tensor, w: Tensor) -> Tensor:
+    """Returns S, [sample, N + 1]: what the query gives each point, and itself.
 
-    The last token is the query itself. Labels stand for nothing here and are 0: they are drawn
-    apart, and W of the form that is claimed does not read them.
+    Tokens are [x; y; mark], the last one is the query itself. Labels stand for nothing here and are
+    0: they are drawn apart, and W of the form that is claimed does not read them.
     """
     samples, n, d = points.shape
     context = torch.zeros(samples, n + 1, d + 2, dtype=points.dtype)
     context[:, :n, :d], context[:, n, :d], context[:, n, d + 1] = points, queries, 1
-    return context, context[:, n]
-
-
-def attention(points: Tensor, queries: Tensor, w: Tensor) -> Tensor:
-    """Returns S, [sample, N + 1]: what the query gives each point, and itself."""
-    context, query = tokens(points, queries)
-    return torch.softmax(torch.einsum("bnd,de,be->bn", context, w, query), dim=-1)
+    return torch.softmax(torch.einsum("bnd,de,be->bn", context, w, context[:, n]), dim=-1)
 
 
 def nearest(points: Tensor, queries: Tensor) -> Tensor:

@@ -104,18 +104,9 @@ def published(t: np.ndarray, c0: float) -> np.ndarray:
     return np.log(c0 + 2 * ANSWERS * (RATE_Z / RATE_Y) * inner**2)
 
 
-def shifted_log(t: np.ndarray, c0: float) -> np.ndarray:
-    """Returns ln(t - t[0] + c0), which is ln(t + C0) with any C0 for which it is defined."""
-    return np.log(t - t[0] + c0)
-
-
-def power(t: np.ndarray, c0: float) -> np.ndarray:
-    """Returns t^-c0: a line in it is a power of t, which nears a limit."""
-    return t**-c0
-
-
-# what the published form is compared with, by seed with the better one; each has three constants
-RIVALS = (shifted_log, power)
+# what the published form is compared with, by seed with the better one, each with three constants:
+# ln(t + C0) with any C0 for which it is defined, and a power of t, which nears a limit
+RIVALS = (lambda t, c0: np.log(t - t[0] + c0), lambda t, c0: t**-c0)
 
 
 def misfit(t: np.ndarray, b: np.ndarray, form: Callable = published) -> float:
@@ -125,7 +116,7 @@ def misfit(t: np.ndarray, b: np.ndarray, form: Callable = published) -> float:
     """
     from scipy.optimize import minimize_scalar
 
-    late = t > snap_time()
+    late = t > 2 * ANSWERS * math.log(TOKENS) / RATE_Y
     left = lambda c: left_by(form(t[late], math.exp(c)), b[late])  # noqa: E731
     best: Any = minimize_scalar(left, bounds=(-5.0, 8.0), method="bounded")
     return float(best.fun)
@@ -134,10 +125,6 @@ def misfit(t: np.ndarray, b: np.ndarray, form: Callable = published) -> float:
 def left_by(form: np.ndarray, b: np.ndarray) -> float:
     """Returns the share of the variance of b that a straight line in `form` leaves."""
     return float(1 - np.corrcoef(form, b)[0, 1] ** 2)
-
-
-def snap_time() -> float:
-    return 2 * ANSWERS * math.log(TOKENS) / RATE_Y
 
 
 def against(rule: str, own: np.ndarray, rivals: np.ndarray) -> dict:
