@@ -123,7 +123,7 @@ def run(form: str, steps: Steps) -> LabResult:
     cases = {"|".join(map(str, case)): case for case in product(STACKS, SUBSPACES, DELTAS)}
     jobs = {key.replace("|", "-"): partial(ratios, form, *case) for key, case in cases.items()}
     found: dict[str, Any] = dict(zip(cases, steps.all(jobs, "stacks").values(), strict=True))
-    size = {"heads": HEADS, "p": P, "d": HEADS * P, "layers": LAYERS}
+    size: Any = {"heads": HEADS, "p": P, "d": HEADS * P, "layers": LAYERS}
     words = {"tokens": HEADS * N_TOKENS[form], "rate": RATE, "shown": SHOWN}
     claims = claims_of(found, **size, **words)
     shown = [torch.tensor(found[f"{stack}|planted|{SHOWN}"]) for stack in STACKS]

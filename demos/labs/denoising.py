@@ -179,7 +179,7 @@ def control_claims(errors: dict[str, list], cosines: dict[str, list]) -> list[di
     """Returns the claims about Tweedie's formula, beside eq. 6 as printed, and planted tokens."""
     worst, printed = max(errors["score"]), sum(errors["printed"]) / DRAWS
     own, turned = (np.array(cosines[f"{who}|cosine across the token"]) for who in ("own", "turned"))
-    size = {"heads": HEADS, "p": P, "d": D}
+    size: Any = {"heads": HEADS, "p": P, "d": D}
     return [
         claim("denoising.tweedie", worst, cases={"": worst}, baseline=printed, n=DRAWS, **size),
         claim("denoising.planted", own, cases={"cosine": own, "beyond": own - turned},

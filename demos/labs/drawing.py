@@ -24,13 +24,6 @@ def curve(
     return line
 
 
-def curves(axis: Any, found: LabResult, quantity: str, style: str = "-", **options: Any) -> None:
-    """Draws a curve for each setting of a quantity."""
-    band = options.pop("band", 0)
-    for setting, rows in found.numbers(quantity).groupby("setting", sort=False):
-        curve(axis, rows, style, band, label=setting, **options)
-
-
 def interval(axis: Any, at: float, values: Values, **options: Any) -> None:
     """Draws a mean and its 95 % interval, upright, at a place."""
     mean, (low, high) = mean_and_interval(values)

@@ -24,7 +24,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from drawing import curve, curves, panels, tidy, titled
+from drawing import curve, panels, tidy, titled
 from lab import LabResult, Steps, claim, main, result, values
 from numpy.typing import NDArray
 
@@ -300,7 +300,8 @@ def draw(found: LabResult) -> Any:
     """Draws accuracy, attention and distances along training, and the certain walks' accuracy."""
     figure, axes = panels(4, size=(16, 4.2))
     for axis, quantity in zip(axes, ("accuracy", "attention on the parent"), strict=False):
-        curves(axis, found, quantity, "o-")
+        for setting in (f"K={STATES} p={p}" for p in PROBABILITIES):
+            curve(axis, found.numbers(quantity, setting=setting), "o-", 0, label=setting)
         words = {"title": quantity, "ylim": (0, 1.03), "xscale": "log"}
         tidy(axis, 8 * (axis is axes[0]), xlabel="iteration", **words)
     names = (("Pi", "-", r"$\Pi^T$"), ("root of Pi", ":", r"$\sqrt{\Pi^T}$"))

@@ -133,7 +133,7 @@ def against(rule: str, own: np.ndarray, rivals: np.ndarray) -> dict:
     A score must also rise, or fall, by itself.
     """
     cases = {"difference": own - rivals} | ({} if rule == "form" else {"score": own})
-    size = {"answers": ANSWERS, "own": DISTINCT, "common": COMMON}
+    size: Any = {"answers": ANSWERS, "own": DISTINCT, "common": COMMON}
     return claim(f"scan_and_snap.{rule}", own, cases=cases, baseline=rivals.mean(), **size)
 
 
