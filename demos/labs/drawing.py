@@ -54,5 +54,5 @@ def titled(figure: Any, found: LabResult, below: Any = None, ncols: int = 4, **w
         figure.legend(*handles, fontsize=8, loc="outside lower center", ncols=ncols)
     rows = found.table().to_dict("records")
     title = texts(found.meta["lab"])["title"].format(rows=rows, **words)
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(title, fontsize=10)
     return figure
