@@ -243,7 +243,7 @@ def against_published(rows: list[list], layer: int) -> dict:
     """
     printed, cases, shares = [cell[layer] for cell in PUBLISHED], {}, []
     for hidden in WIDTHS_HIDDEN:
-        above = sum(np.greater(printed, untrained_level(rows, hidden, layer)))
+        above = int(np.greater(printed, untrained_level(rows, hidden, layer)).sum())
         low, high = share_interval(above, len(CELLS))
         cases[f"{hidden} hidden units"] = (float(low), float(high))
         shares.append(above / len(CELLS))
