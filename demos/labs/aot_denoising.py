@@ -14,14 +14,15 @@ the softmax of LN(Z) and the scale 1 / sqrt(p), as models run it. Baseline: rand
 
 import math
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
-from lab import LabResult, Steps, claim, finished, main, mean_and_interval, result
+from drawing import curve, panels, tidy, titled
+from lab import LabResult, Steps, claim, ends_of, main, result
 from mixtures import rotation
 from rules import beyond
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from crate_interp.measures import subspace_snr
 from crate_interp.measures.gradients import written
@@ -36,14 +37,6 @@ STACKS = ("thresholded", "thresholded, one length", "softmax", "softmax of LN(Z)
 SUBSPACES = ("planted", "random")
 N_TOKENS, SEEDS = {"quick": 50, "full": 200}, {"quick": 10, "full": 5}  # tokens of each subspace
 RANDOM = 20  # the first seed of random subspaces
-
-HEADLINE = (
-    "One layer of attention multiplies the signal-to-noise ratio of planted tokens by {first:.3f} "
-    "where the theorem says {rate:g}. {kept:.1f} of {layers} layers do so, and after the last one "
-    "the ratio is {times:.2g} times the first: signals grow, until noise attends to them. If the "
-    "tokens keep their length, {same:.1f} layers do. With a plain softmax it is {plain:.2g} times, "
-    "with LN(Z) {normed:.2g} times."
-)
 
 
 def planted(u: Tensor, n: int, delta: float, seed: int) -> Tensor:
@@ -97,139 +90,81 @@ def growth(by_seed: list[list[float]]) -> Tensor:
     return table[:, 1:] / table[:, :-1]
 
 
-def layers_at_rate(by_seed: list[list[float]]) -> list[float]:
-    """Returns how many layers of each seed are nearer to the theorem's factor than to none."""
-    return ((growth(by_seed) - RATE).abs() < (RATE - 1) / 2).double().sum(dim=1).tolist()
-
-
-def one_layer_claim(found: dict[str, list], size: str, n: int, tokens: int) -> dict:
-    """Returns the claim about the first layer, by amount of noise for which the theorem is made."""
-    cases, most = {}, math.sqrt(math.log(tokens) / P)
-    for delta in (each for each in DELTAS if each <= most):
-        first = growth(found[f"thresholded|planted|{delta}"])[:, 0] - RATE
-        cases[f"delta {delta}"] = mean_and_interval(first.tolist())[1]
-    return claim(
-        "aot_denoising.one_layer",
-        growth(found[f"thresholded|planted|{SHOWN}"])[:, 0].tolist(),
-        cases=cases,
-        published=f"{RATE:g}",
-        why=f"The number is the factor at delta = {SHOWN}.",
-        size=size,
-        baseline=float(growth(found[f"thresholded|random|{SHOWN}"])[:, 0].mean()),
-        n=n,
-    )
-
-
-def stack_claim(found: dict[str, list], stack: str, size: str, n: int) -> dict:
-    """Returns the claim that the ratio grows in every layer, by the theorem's factor in its stack.
-
-    The number is the lowest factor of a layer.
-    """
-    factors = growth(found[f"{stack}|planted|{SHOWN}"])  # [seed, layer]
-    lowest = int(factors.mean(dim=0).argmin())
-    theorem = stack == STACKS[0]
-    return claim(
-        f"aot_denoising.{'linear' if theorem else 'grows'}",
-        factors[:, lowest].tolist(),
-        cases={
-            f"layer {layer + 1}": mean_and_interval((own - (RATE if theorem else 1)).tolist())[1]
-            for layer, own in enumerate(factors.T)
-        },
-        published=f"{RATE:g}" if theorem else "",
-        why=f"The number is that of layer {lowest + 1} at delta = {SHOWN}.",
-        size=size,
-        baseline=float(growth(found[f"{stack}|random|{SHOWN}"])[:, lowest].mean()),
-        n=n,
-        stack=stack,
-        layers=LAYERS,
-    )
-
-
-def planted_claim(found: dict[str, list], size: str, n: int) -> dict:
-    """Returns the claim that the planted subspaces denoise, and random ones do not."""
+def claims_of(found: dict[str, list], **words: Any) -> list[dict]:
+    """Returns the claims; words: those of all of them."""
+    factors = {key: growth(table) for key, table in found.items()}  # [seed, layer]
+    most = math.sqrt(math.log(words["tokens"]) / P)  # the noise for which the theorem is made
+    own, random = (factors[f"thresholded|{which}|{SHOWN}"][:, 0] for which in SUBSPACES)
+    cases: dict[str, Any] = {
+        f"delta {delta}": factors[f"thresholded|planted|{delta}"][:, 0] - RATE
+        for delta in DELTAS if delta <= most
+    }  # fmt: skip
+    claims = [claim("aot_denoising.one_layer", own, cases=cases, baseline=random.mean(), **words)]
+    for stack in STACKS:  # the ratio grows in every layer, by the theorem's factor in its stack
+        own, random = (factors[f"{stack}|{which}|{SHOWN}"] for which in SUBSPACES)
+        lowest = int(own.mean(dim=0).argmin())
+        rule, bar = ("linear", RATE) if stack == STACKS[0] else ("grows", 1)
+        cases = {f"layer {layer + 1}": each - bar for layer, each in enumerate(own.T)}
+        claims.append(
+            claim(f"aot_denoising.{rule}", own[:, lowest], cases=cases, stack=stack,
+                  baseline=random[:, lowest].mean(), layer=lowest + 1, **words)
+        )  # fmt: skip
     cases = {}
-    for stack in STACKS:
-        for delta in DELTAS:
-            own, other = (
-                mean_and_interval(growth(found[f"{stack}|{which}|{delta}"])[:, 0].tolist())[1]
-                for which in SUBSPACES
-            )
-            cases[f"{stack}, delta {delta}"] = beyond(own, other, (1.0, 1.0))
-    return claim(
-        "aot_denoising.planted",
-        growth(found[f"softmax|planted|{SHOWN}"])[:, 0].tolist(),
-        cases=cases,
-        why=f"The number is that of the plain softmax at delta = {SHOWN}.",
-        size=size,
-        baseline=float(growth(found[f"softmax|random|{SHOWN}"])[:, 0].mean()),
-        n=n,
-    )
+    for stack, delta in product(STACKS, DELTAS):
+        ends = (ends_of(factors[f"{stack}|{which}|{delta}"][:, 0]) for which in SUBSPACES)
+        cases[f"{stack}, delta {delta}"] = beyond(*ends, (1.0, 1.0))
+    own, random = (factors[f"softmax|{which}|{SHOWN}"][:, 0] for which in SUBSPACES)
+    last = claim("aot_denoising.planted", own, cases=cases, baseline=random.mean(), **words)
+    return [*claims, last]
 
 
 def run(form: str, steps: Steps) -> LabResult:
     """Returns the claims, and the ratio of each stack by seed and layer."""
-    cases = [(stack, which, delta) for stack in STACKS for which in SUBSPACES for delta in DELTAS]
-    found: dict[str, Any] = {}
-    for case in tqdm(cases, desc="stacks", unit="stack"):
-        key = "|".join(map(str, case))
-        found[key] = steps.do(key.replace("|", "-"), partial(ratios, form, *case))
-    n, tokens = SEEDS[form], HEADS * N_TOKENS[form]
-    size = f"{HEADS} subspaces of {P} in {HEADS * P} dimensions, {tokens} tokens, {LAYERS} layers"
-    claims = [
-        one_layer_claim(found, size, n, tokens),
-        *(stack_claim(found, stack, size, n) for stack in STACKS),
-        planted_claim(found, size, n),
-    ]
-    shown = {stack: torch.tensor(found[f"{stack}|planted|{SHOWN}"]) for stack in STACKS}
-    times = {stack: float((x[:, -1] / x[:, 0]).mean()) for stack, x in shown.items()}
+    cases = {"|".join(map(str, case)): case for case in product(STACKS, SUBSPACES, DELTAS)}
+    jobs = {key.replace("|", "-"): partial(ratios, form, *case) for key, case in cases.items()}
+    found: dict[str, Any] = dict(zip(cases, steps.all(jobs, "stacks").values(), strict=True))
+    size: Any = {"heads": HEADS, "p": P, "d": HEADS * P, "layers": LAYERS}
+    words = {"tokens": HEADS * N_TOKENS[form], "rate": RATE, "shown": SHOWN}
+    claims = claims_of(found, **size, **words)
+    shown = [torch.tensor(found[f"{stack}|planted|{SHOWN}"]) for stack in STACKS]
+    times, _, plain, normed = (float((x[:, -1] / x[:, 0]).mean()) for x in shown)
+    # the layers that are nearer to the theorem's factor than to none
     kept, same = (
-        mean_and_interval(layers_at_rate(found[f"{stack}|planted|{SHOWN}"]))[0]
+        (abs(growth(found[f"{stack}|planted|{SHOWN}"]) - RATE) < (RATE - 1) / 2).double()
         for stack in STACKS[:2]
     )
-    headline = HEADLINE.format(
-        first=claims[0]["ours"], rate=RATE, kept=kept, layers=LAYERS, times=times["thresholded"],
-        same=same, plain=times["softmax"], normed=times["softmax of LN(Z)"],
-    )  # fmt: skip
     numbers = [
         ("signal-to-noise ratio", key, seed, layer, value)
         for key, table in found.items()
         for seed, row in enumerate(table)
         for layer, value in enumerate(row)
     ]
-    return result("aot_denoising", form, headline, claims, numbers)
+    ends = {
+        "kept": kept.sum(dim=1).mean(),
+        "same": same.sum(dim=1).mean(),
+        "times": times,
+        "plain": plain,
+        "normed": normed,
+    }
+    return result("aot_denoising", form, claims, numbers, rate=RATE, layers=LAYERS, **ends)
 
 
 def draw(found: LabResult) -> Any:
     """Returns a figure: the ratio by layer, a column for each amount of noise that is shown."""
-    from matplotlib import pyplot
-
-    shown = DELTAS[::2]
-    figure, axes = pyplot.subplots(1, len(shown), figsize=(10, 4), sharex=True, sharey=True)
+    name, shown = "signal-to-noise ratio", DELTAS[::2]
+    figure, axes = panels(len(shown), size=(10, 4), sharex=True, sharey=True)
     for axis, delta in zip(axes, shown, strict=True):
         for colour, stack in enumerate(STACKS):
             for which, style in zip(SUBSPACES, ("o-", ":"), strict=True):
-                rows = found.numbers("signal-to-noise ratio", setting=f"{stack}|{which}|{delta}")
-                by_layer: Any = rows.groupby("place")["value"]
+                rows = found.numbers(name, setting=f"{stack}|{which}|{delta}")
                 label = stack if which == "planted" else None
-                axis.plot(by_layer.mean(), style, color=f"C{colour}", label=label, markersize=3)
-                ends = by_layer.min(), by_layer.max()
-                axis.fill_between(ends[0].index, *ends, alpha=0.15, color=f"C{colour}")
-        begun = found.numbers("signal-to-noise ratio", setting=f"softmax|planted|{delta}", place=0)
-        first = begun["value"].to_numpy().mean()
-        rate = [first * RATE**layer for layer in range(LAYERS + 1)]
+                curve(axis, rows, style, 0.15, color=f"C{colour}", label=label, markersize=3)
+        begun = found.numbers(name, setting=f"softmax|planted|{delta}", place=0)["value"].mean()
+        rate = [begun * RATE**layer for layer in range(LAYERS + 1)]
         axis.plot(rate, color="grey", linewidth=0.8, label="the theorem")
-        axis.set_yscale("log")
-        axis.set_title(f"noise delta = {delta}", fontsize=10)
-        axis.set_xlabel("layer")
-    axes[0].set_ylabel("signal-to-noise ratio")
-    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=9, loc="lower center", ncols=5)
-    seeds = found.table()["n"].max()
-    title = (
-        f"Attention alone multiplies the signal-to-noise ratio by {RATE:g} for a few layers, and "
-        "for all only if tokens keep their length\n"
-        f"(planted subspaces; dotted: random ones; mean and range over {seeds} seeds)"
-    )
-    return finished(figure, title, bottom=0.08)
+        tidy(axis, legend=0, title=f"noise delta = {delta}", xlabel="layer", yscale="log")
+    axes[0].set_ylabel(name)
+    return titled(figure, found, axes[0], 5, rate=RATE, seeds=found.table()["n"].max())
 
 
 if __name__ == "__main__":

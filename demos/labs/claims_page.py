@@ -25,29 +25,15 @@ from tqdm.auto import tqdm
 from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import in_markdown
 
-STORED = Path(__file__).parent / "data" / "claims.csv"
-DOCUMENTS = (
-    elsewhere.CRATE, elsewhere.SEGMENTATION, elsewhere.SRR, elsewhere.JOMA, elsewhere.SELECTION,
-    elsewhere.AOT, elsewhere.OTHERS,
-)  # fmt: skip
+DATA = Path(__file__).parent / "data"
+STORED, FRAME = DATA / "claims.csv", DATA / "claims_page.md"
 HEAD = ("claim, and where it is made", "ours (95 %)", "baseline", "answer", "rule, and measured by")
 TABLES = {  # what a rule is about -> the heading of its claims
     "white box": "Claims about white-box transformers",
     "other": "Claims of these documents that are not about white-box transformers",
 }
 COUNTED = {"white box": "about white-box transformers", "other": "about other models"}
-MATTER = (  # questions that most readers come with -> the rules that answer them
-    ("Do tokens get compressed along the layers?", "embedded.rate_falls"),
-    ("Does attention compress them?", "embedded.stream"),
-    ("Is attention the gradient step that it was derived as?", "embedded.gradient"),
-    ("Does a head write as it reads?", "embedded.output_map"),
-    ("Does the sparse step do its job?", "embedded.lasso"),
-    ("Do codes get sparser?", "embedded.sparser"),
-    ("Do heads keep to subspaces of their own?", "embedded.incoherent"),
-    ("Do attention maps segment objects?", "embedded.segments"),
-    ("Do they so more than those of a ViT?", "embedded.segments_vit"),
-    ("Is a CRATE as accurate as a ViT?", "embedded.vit"),
-)
+MATTER = tuple(elsewhere.LISTED["matter"].items())  # questions of readers, and their rules
 NUMBERS = ("ours", "low", "high", "baseline")
 Row = Mapping[str, Any]
 
@@ -180,50 +166,19 @@ def page(rows: Sequence[Row]) -> str:
     every = [*rows, *(one.row for each in others.values() for one in each)]
     for subject, heading in TABLES.items():
         body += [f"## {heading}", ""]
-        for document in DOCUMENTS:
-            labs = elsewhere.LABS.get(document, ())
+        for document, labs in elsewhere.LABS.items():
             own = [r for r in rows if r["lab"] in labs
                    and rules.rules()[r["rule"]].about == subject]  # fmt: skip
             beside = [one for one in others.get(document, ())
                       if rules.rules()[one.row["rule"]].about == subject]  # fmt: skip
             body += section(document, own, beside)
     cannot = [
-        f"* {document}: {what}: {why}."
-        for document in DOCUMENTS for what, why in elsewhere.CANNOT.get(document, ())
+        f"* {document['name']}: {what}: {why}."
+        for document in elsewhere.LISTED["document"] for what, why in document.get("cannot", ())
     ]  # fmt: skip
-    head = [
-        "# What the papers claim, and what came out here",
-        "",
-        *lead(every),
-        "",
-        "What rests on one training names its network, or says *this network*; what is said of "
-        "CRATE rests on five trainings or more, or on none.",
-        "",
-        "## Ten that matter",
-        "",
-        that_matter(others),
-        "",
-    ]
-    tail = [
-        "## Not run here, or not on a CRATE",
-        "",
-        *cannot,
-        "",
-        "## How the rules were made",
-        "",
-        "The rule of every row was written down apart from its result, in "
-        "`demos/labs/data/rules.csv`: what the paper says and where, or that it is ours; the "
-        "statistic and the bar that its interval must pass, and where the bar comes from; the unit "
-        "and the number of the units; the baseline; the form. Answers are computed from stored "
-        "intervals (`demos/labs/data/claims.csv`) by that file, whose SHA-256 is "
-        f"`{rules.digest()}`. The intervals that a rule was asked about stand in brackets beside "
-        "it. The file is younger than the first results, so a bar is 0, comes from the paper or "
-        "from rounding, lies midway between the claim and its baseline, or is the size of a "
-        "baseline's own error or an even chance. A rule without such a bar was dropped, and so was "
-        "a row whose answer follows from how it is made, that cannot be answered here, or whose "
-        "baseline any network passes.",
-    ]
-    return "\n".join([*head, *body, *tail]).rstrip() + "\n"
+    parts = {"lead": lead(every), "matter": [that_matter(others)], "tables": body, "cannot": cannot}
+    text = FRAME.read_text(encoding="utf-8")
+    return text.format(digest=rules.digest(), **{name: "\n".join(p) for name, p in parts.items()})
 
 
 def with_table(text: str, rows: Sequence[Row]) -> str:

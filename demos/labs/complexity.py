@@ -8,7 +8,8 @@ maps, so neither biases, LayerNorm, positions nor CLS. An output map that is tie
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import layerwise
@@ -32,44 +33,32 @@ class Trained:
     images: Tensor
     labels: Tensor
     sigma: float
-    kept: dict[str, Any] = field(default_factory=dict)
-
-    def once(self, name: str, make: Callable[[], Any]) -> Any:
-        """Computes once what several measures need."""
-        if name not in self.kept:
-            self.kept[name] = make()
-        return self.kept[name]
 
     @property
     def m(self) -> int:
         """The number of training images."""
         return len(self.labels)
 
-    @property
+    @cached_property
     def weights(self) -> list[Tensor]:
         """The matrices, in float64."""
-        return self.once("weights", lambda: matrices(self.model))
+        return matrices(self.model)
 
-    @property
+    @cached_property
     def moves(self) -> list[Tensor]:
         """The matrices minus their start."""
         pairs = zip(self.weights, matrices(self.start), strict=True)
-        return self.once("moves", lambda: [weight - start for weight, start in pairs])
+        return [weight - start for weight, start in pairs]
 
-    @property
+    @cached_property
     def spectral(self) -> list[float]:
         """The squared spectral norms |W|_2^2."""
-        return self.once("spectral", lambda: [squared_norm(weight) for weight in self.weights])
+        return [squared_norm(weight) for weight in self.weights]
 
-    @property
-    def frobenius(self) -> list[float]:
-        """The squared Frobenius norms |W|_F^2."""
-        return [float(weight.square().sum()) for weight in self.weights]
-
-    @property
+    @cached_property
     def margin(self) -> float:
         """The 10th percentile over training images of f_y - max_{j != y} f_j."""
-        return self.once("margin", lambda: margin(self.model, self.images, self.labels))
+        return margin(self.model, self.images, self.labels)
 
 
 def matrices(model: HookedCrate) -> list[Tensor]:
@@ -80,6 +69,11 @@ def matrices(model: HookedCrate) -> list[Tensor]:
 def squared_norm(weight: Tensor) -> float:
     """Returns |W|_2^2, the largest squared singular value."""
     return float(torch.linalg.matrix_norm(weight, ord=2) ** 2)
+
+
+def squares(weights: list[Tensor]) -> list[float]:
+    """Returns the squared Frobenius norms |W|_F^2."""
+    return [float(weight.square().sum()) for weight in weights]
 
 
 @torch.no_grad()
@@ -160,11 +154,6 @@ def path_norm(model: HookedCrate) -> float:
     return float(out.sum())
 
 
-def summed_measure(trained: Trained) -> float:
-    """Returns eq. 11 of arXiv 2411.17182: the measure summed over layers, stream as it is."""
-    return float(layerwise.layer_measures(trained.model, trained.images, "stream").sum())
-
-
 def root(value: float, m: int) -> float:
     """Returns sqrt(value / m), the form in which other measures than logarithms enter the table."""
     return math.sqrt(value / m)
@@ -180,11 +169,6 @@ def log_product(norms: list[float]) -> float:
     return sum(math.log(norm) for norm in norms)
 
 
-def log_sum(product: float, count: int) -> float:
-    """Returns the logarithm of count times the geometric mean of the factors of a product."""
-    return math.log(count) + product / count
-
-
 def pac_bayes(square: float, t: Trained) -> float:
     """Returns `square / (4 sigma^2) + ln(m / sigma) + 10`."""
     return square / (4 * t.sigma**2) + math.log(t.m / t.sigma) + 10
@@ -195,15 +179,9 @@ def over_margin(t: Trained) -> float:
     return -2 * math.log(t.margin)
 
 
-def square_of(moves: list[Tensor]) -> float:
-    """Returns the sum of squares of all entries."""
-    return sum(float(move.square().sum()) for move in moves)
-
-
 def shares(moves: list[Tensor], t: Trained) -> float:
     """Returns the sum over matrices of |moves|_F^2 / |W|_2^2."""
-    pairs = zip(moves, t.spectral, strict=True)
-    return sum(float(move.square().sum()) / norm for move, norm in pairs)
+    return sum(square / norm for square, norm in zip(squares(moves), t.spectral, strict=True))
 
 
 def spec_main(moves: list[Tensor], t: Trained) -> float:
@@ -212,40 +190,42 @@ def spec_main(moves: list[Tensor], t: Trained) -> float:
 
 
 def _logs(norms: Callable[[Trained], list[float]], name: str) -> dict[str, Callable]:
-    """Returns the four measures made from the squared norms of the matrices."""
+    """Returns the four measures made from the squared norms of the matrices.
 
-    def product(t: Trained) -> float:
-        return log_product(norms(t))
+    A sum is their number times the geometric mean of the factors.
+    """
 
-    def total(log: float, t: Trained) -> float:
-        return log_sum(log, len(t.weights))
+    def of(t: Trained, summed: bool, margin: bool) -> float:
+        log = log_product(norms(t)) + (over_margin(t) if margin else 0)
+        n = len(t.weights)
+        return halved(math.log(n) + log / n if summed else log, t.m)
 
     return {
-        f"sum-of-{name}": lambda t: halved(total(product(t), t), t.m),
-        f"prod-of-{name}": lambda t: halved(product(t), t.m),
-        f"sum-of-{name}/margin": lambda t: halved(total(product(t) + over_margin(t), t), t.m),
-        f"prod-of-{name}/margin": lambda t: halved(product(t) + over_margin(t), t.m),
-    }
+        f"{'sum' if summed else 'prod'}-of-{name}{'/margin' * margin}":
+            lambda t, summed=summed, margin=margin: of(t, summed, margin)
+        for margin in (False, True) for summed in (True, False)
+    }  # fmt: skip
 
 
 MEASURES: dict[str, Callable[[Trained], float]] = {
-    "l2-norm": lambda t: root(square_of(t.weights), t.m),
-    "l2-norm-init": lambda t: root(square_of(t.moves), t.m),
+    "l2-norm": lambda t: root(sum(squares(t.weights)), t.m),
+    "l2-norm-init": lambda t: root(sum(squares(t.moves)), t.m),
     "params": lambda t: root(sum(weight.numel() for weight in t.weights), t.m),
     "1/margin": lambda t: root(1 / t.margin**2, t.m),
     **_logs(lambda t: t.spectral, "spec"),
     "fro/spec": lambda t: root(shares(t.weights, t), t.m),
     "spec-init-main": lambda t: halved(spec_main(t.moves, t), t.m),
     "spec-orig-main": lambda t: halved(spec_main(t.weights, t), t.m),
-    **_logs(lambda t: t.frobenius, "fro"),
-    "fro-distance": lambda t: root(square_of(t.moves), t.m),
+    **_logs(lambda t: squares(t.weights), "fro"),
+    "fro-distance": lambda t: root(sum(squares(t.moves)), t.m),
     "spec-distance": lambda t: root(sum(map(squared_norm, t.moves)), t.m),
-    "param-norm": lambda t: root(sum(t.frobenius), t.m),
+    "param-norm": lambda t: root(sum(squares(t.weights)), t.m),
     "path-norm": lambda t: root(path_norm(t.model), t.m),
-    "pac-bayes-init": lambda t: root(pac_bayes(square_of(t.moves), t), t.m),
-    "pac-bayes-orig": lambda t: root(pac_bayes(square_of(t.weights), t), t.m),
+    "pac-bayes-init": lambda t: root(pac_bayes(sum(squares(t.moves)), t), t.m),
+    "pac-bayes-orig": lambda t: root(pac_bayes(sum(squares(t.weights)), t), t.m),
     "1/pac-bayes-flatness": lambda t: root(1 / t.sigma**2, t.m),
-    "SRR": summed_measure,
+    # eq. 11 of arXiv 2411.17182: summed over layers, stream as it is
+    "SRR": lambda t: float(layerwise.layer_measures(t.model, t.images, "stream").sum()),
 }
 
 

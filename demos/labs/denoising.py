@@ -18,47 +18,38 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
-from denoising_drawing import SHOWN, draw
+from drawing import curve, level, panels, tidy, titled
 from lab import LabResult, Steps, claim, main, mean_and_interval, result
+from layerwise import streams
 from mixtures import draw_tokens, random_bases, rotation, tweedie
 from rules import beyond
 from torch import Tensor
 from tqdm.auto import tqdm
-from twins import MODELS, UNTRAINED, images_of, loaded, spread, streams, untrained
+from twins import MODELS, UNTRAINED, images_of, loaded, spread, untrained
 
 import crate_interp as ci
 from crate_interp.measures import paper_posterior_mean, posterior_mean, subspace_attention
 from crate_interp.measures.gradients import written
 from crate_interp.measures.rates import head_codes
 
-SIGMAS = (0.1, 0.3, 1.0)
+SIGMAS, SHOWN = (0.1, 0.3, 1.0), 0.3
 TURNS = 5  # random rotations of a layer
 N_IMAGES = {"quick": 48, "full": 128}
 N_TOKENS, DRAWS = {"quick": 500, "full": 5000}, 10
 HEADS, D, P = 6, 48, 8  # of the planted mixture: complete, as a head is d / K wide
-SIZE = f"a mixture of {HEADS} subspaces of {P} in {D} dimensions"
 QUANTITIES = (
-    "cosine",
-    "cosine, eq. 6",
-    "cosine across the token",
-    "noise removed",
-    "noise removed by the posterior mean",
-    "noise removed across the token",
-)
+    "cosine", "cosine, eq. 6", "cosine across the token", "noise removed",
+    "noise removed by the posterior mean", "noise removed across the token",
+)  # fmt: skip
 KEYS = {  # the rules of the claims about a model
     "cosine": "cosine",
     "cosine across the token": "across",
     "noise removed": "removed",
     "noise removed across the token": "removed_across",
 }
-
-HEADLINE = (
-    "Across the token, the cosine of MSSA with the posterior mean of its own subspaces is "
-    "{trained_ones} in {models} trained tiny models (sigma {shown}), and {control} on tokens that "
-    "are drawn from the mixture. It removes {removed_by} of the noise across the token, and "
-    "{own:.2f} there."
-)
+WHO = ("trained", "turned", "turned subspaces", "untrained")
 
 
 def steps_of(read: Tensor, attn: Callable, u: Tensor, sigma: float, seed: int) -> dict[str, Tensor]:
@@ -144,19 +135,18 @@ def identity_errors(form: str) -> dict[str, list[float]]:
     Relative errors |difference| / |E[z | x]|: of Tweedie's formula at all sigmas (the largest), and
     of eq. 6 at sigma = .3.
     """
-    score, printed = [], []
+    found: dict[str, list[float]] = {"score": [], "printed": []}
+    error = lambda guess, mean: float((guess - mean).norm() / mean.norm())  # noqa: E731
     for seed in range(DRAWS):
-        u = random_bases(HEADS, D, P, seed)
-        worst = 0.0
+        u, worst = random_bases(HEADS, D, P, seed), []
         for sigma in SIGMAS:
             x, _ = draw_tokens(N_TOKENS[form], u, sigma, seed)
             mean = posterior_mean(x, u, sigma)
-            worst = max(worst, float((tweedie(x, u, sigma) - mean).norm() / mean.norm()))
+            worst.append(error(tweedie(x, u, sigma), mean))
             if sigma == SHOWN:
-                paper = paper_posterior_mean(x, u, sigma)
-                printed.append(float((paper - mean).norm() / mean.norm()))
-        score.append(worst)
-    return {"score": score, "printed": printed}
+                found["printed"].append(error(paper_posterior_mean(x, u, sigma), mean))
+        found["score"].append(max(worst))
+    return found
 
 
 def planted_cosines(form: str) -> dict[str, list[float]]:
@@ -172,11 +162,8 @@ def planted_cosines(form: str) -> dict[str, list[float]]:
         _, clean = draw_tokens(49 * (N_TOKENS[form] // 50), u, SHOWN, seed)
         read = clean.unflatten(0, (-1, 49))  # [sample, pos, d]
         turned = torch.einsum("ed,kdp->kep", rotation(D, DRAWS + seed), u)
-        taken = {
-            "own": partial(paper_step, u=u),
-            "turned": partial(paper_step, u=turned),
-            "shorter": torch.neg,
-        }
+        taken = {"own": partial(paper_step, u=u), "turned": partial(paper_step, u=turned),
+                 "shorter": torch.neg}  # fmt: skip
         for who, step in taken.items():
             for quantity, values in steps_of(read, step, u, SHOWN, seed).items():
                 found.setdefault(f"{who}|{quantity}", []).append(float(values.mean()))
@@ -188,28 +175,16 @@ def paper_step(y: Tensor, u: Tensor) -> Tensor:
     return written(subspace_attention(head_codes(y, u)), u) - y
 
 
-def planted_claim(cosines: dict[str, list[float]]) -> dict:
-    """Returns the claim of the control, on planted tokens."""
-    own, turned = (cosines[f"{who}|cosine across the token"] for who in ("own", "turned"))
-    gains = [a - b for a, b in zip(own, turned, strict=True)]
-    return claim(
-        "denoising.planted",
-        own,
-        cases={"cosine": mean_and_interval(own)[1], "beyond": mean_and_interval(gains)[1]},
-        why="The positive control: a draw has the same tokens for both subspaces.",
-        size=SIZE,
-        baseline=sum(turned) / len(turned),
-        n=DRAWS,
-    )
-
-
-def formula_claim(errors: dict[str, list[float]]) -> dict:
-    """Returns the claim about Tweedie's formula; its baseline is eq. 6 as it is printed."""
+def control_claims(errors: dict[str, list], cosines: dict[str, list]) -> list[dict]:
+    """Returns the claims about Tweedie's formula, beside eq. 6 as printed, and planted tokens."""
     worst, printed = max(errors["score"]), sum(errors["printed"]) / DRAWS
-    return claim(
-        "denoising.tweedie", worst, cases={"": (worst, worst)}, baseline=printed, n=DRAWS,
-        size=SIZE, why="Eq. 6 lacks two factors 1 / (1 + sigma^2): it is off by sigma^2.",
-    )  # fmt: skip
+    own, turned = (np.array(cosines[f"{who}|cosine across the token"]) for who in ("own", "turned"))
+    size: Any = {"heads": HEADS, "p": P, "d": D}
+    return [
+        claim("denoising.tweedie", worst, cases={"": worst}, baseline=printed, n=DRAWS, **size),
+        claim("denoising.planted", own, cases={"cosine": own, "beyond": own - turned},
+              baseline=sum(turned) / len(turned), **size),
+    ]  # fmt: skip
 
 
 def rivals(found: dict[str, Any], sigma: float, quantity: str, place: int) -> dict[str, tuple]:
@@ -236,33 +211,22 @@ def model_claim(name: str, found: dict[str, Any], quantity: str, n: int) -> dict
             others = [ends for _, ends in rivals(found, sigma, quantity, layer).values()]
             gap = beyond((own["low"], own["high"]), (0.0, 0.0), *others)
             cases[f"layer {layer}, sigma {sigma}"] = gap
-    own, others = (
-        found["trained"][f"trained|{SHOWN}|{quantity}"][-1],
-        rivals(found, SHOWN, quantity, -1),
-    )
+    own = found["trained"][f"trained|{SHOWN}|{quantity}"][-1]
+    others = rivals(found, SHOWN, quantity, -1)
     who = max(others, key=lambda each: others[each][1][1])
-    kept = sum(low > 0 for low, _ in cases.values())
     return claim(
-        f"denoising.{KEYS[quantity]}",
-        own["mean"],
-        interval=(own["low"], own["high"]),
-        cases=cases,
-        why=f"{kept} of {len(cases)} pairs of a layer and a sigma lie above every baseline, "
-        f"{sum(high <= 0 for _, high in cases.values())} below one. The number is the mean over "
-        f"layers at sigma {SHOWN}.",
-        size=f"{name}, {n} images",
-        baseline=others[who][0],
-        baseline_is=who,
-        n=n,
-        name=name,
-    )
+        f"denoising.{KEYS[quantity]}", own["mean"], interval=(own["low"], own["high"]),
+        cases=cases, baseline=others[who][0], baseline_is=who, n=n, name=name, count=len(cases),
+        kept=sum(low > 0 for low, _ in cases.values()), shown=SHOWN,
+        below=sum(high <= 0 for _, high in cases.values()),
+    )  # fmt: skip
 
 
 def run(form: str, steps: Steps) -> LabResult:
     """Returns the claims, and each number by model, who, sigma and layer."""
     errors = steps.do("formulas", lambda: identity_errors(form))
     planted = steps.do("planted", lambda: planted_cosines(form))
-    claims, numbers = [formula_claim(errors), planted_claim(planted)], []
+    claims, numbers = control_claims(errors, planted), []
     for key, values in planted.items():
         who, quantity = key.split("|")
         numbers += [(quantity, f"planted|{who}|{SHOWN}", s, 0, v) for s, v in enumerate(values)]
@@ -271,29 +235,23 @@ def run(form: str, steps: Steps) -> LabResult:
     for name in tqdm(MODELS, desc="models", unit="model"):
         images, _ = images_of(name, N_IMAGES[form])
         model = loaded(name)
-        found: dict[str, Any] = {"untrained": []}
-        found["trained"] = steps.do(f"{name}-trained", partial(measure, model, images, True))
-        for seed in UNTRAINED:
-            twin = untrained(model.cfg, seed)
-            found["untrained"].append(
-                steps.do(f"{name}-untrained-{seed}", partial(measure, twin, images, False))
-            )
+        found: dict[str, Any] = {
+            "trained": steps.do(f"{name}-trained", partial(measure, model, images, True)),
+            "untrained": [
+                steps.do(f"{name}-untrained-{seed}",
+                         partial(measure, untrained(model.cfg, seed), images, False))
+                for seed in UNTRAINED
+            ],
+        }  # fmt: skip
         claims += [model_claim(name, found, quantity, len(images)) for quantity in KEYS]
         numbers += rows(name, found)
     cosines = [row for row in claims if "across the token, MSSA points" in row["claim"]]
     control, *trained = [f"{row['ours']:.2f}" for row in cosines]
-    left = [row for row in claims if "noise across" in row["claim"]]
-    removed_by = " and ".join(f"{row['ours']:.2g}" for row in left)
+    removed_by = " and ".join(f"{r['ours']:.2g}" for r in claims if "noise across" in r["claim"])
     own, _ = mean_and_interval(planted["own|noise removed across the token"])
-    headline = HEADLINE.format(
-        trained_ones=" and ".join(trained),
-        models=len(MODELS),
-        shown=SHOWN,
-        control=control,
-        removed_by=removed_by,
-        own=own,
-    )
-    return result("denoising", form, headline, claims, numbers)
+    words = {"trained_ones": " and ".join(trained), "models": len(MODELS), "control": control}
+    words |= {"shown": SHOWN, "removed_by": removed_by, "own": own}
+    return result("denoising", form, claims, numbers, **words)
 
 
 def rows(name: str, found: dict[str, Any]) -> list[tuple]:
@@ -317,6 +275,34 @@ def rows(name: str, found: dict[str, Any]) -> list[tuple]:
                     for end in ("low", "high"):
                         made.append((f"{quantity}, {end}", setting, draw, layer, value[end]))
     return made
+
+
+def draw(found: LabResult) -> Any:
+    """Returns a figure: cosine and removed noise by layer at sigma .3, a column for each model."""
+    shown = ("cosine", "cosine across the token", "noise removed across the token")
+    figure, axes = panels(len(MODELS), len(shown), size=(10, 8), sharex=True, sharey="row")
+    for column, name in enumerate(MODELS):
+        for axis, quantity in zip(axes[:, column], shown, strict=True):
+            for who in WHO if quantity.startswith("cosine") else ("trained", "turned", "untrained"):
+                of = {"setting": f"{name}|{who}|{SHOWN}"}
+                own, low, high = (
+                    table[table["place"] >= 0]
+                    for end in ("", ", low", ", high")
+                    for table in [found.numbers(quantity + end, **of)]
+                )
+                band, colour = 0.2 * (who != "trained"), f"C{WHO.index(who)}"
+                curve(axis, own, "o-", band, label=who, color=colour)
+                if who == "trained":
+                    axis.fill_between(low["place"], low["value"], high["value"], alpha=0.3)
+            level(axis, 0, color="grey", lw=0.5)
+            words = quantity.replace(" across", "\nacross")
+            tidy(axis, legend=0, ylabel=words if column == 0 else "")
+        axes[0, column].set_title(name)
+        axes[-1, column].set_xlabel("layer")
+    table: Any = found.table()
+    control, *cosine = table[table["claim"].str.contains("across the token, MSSA points")]["ours"]
+    words = {"trained": " and ".join(f"{value:.2f}" for value in cosine), "control": control}
+    return titled(figure, found, axes[0, 0], shown=SHOWN, n=table["n"].max(), **words)
 
 
 if __name__ == "__main__":

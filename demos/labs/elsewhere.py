@@ -7,6 +7,7 @@ tables beside the weights of the pairs. Where they stand here they are what a co
 import math
 import re
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,13 +24,13 @@ from pairs import KINDS, SEEDS, WEIGHTS, facts_of, untuned  # noqa: E402
 
 PAGES = DEMOS / "docs" / "pages"
 
-CRATE = "CRATE (arXiv 2306.01129, 2311.13110)"
-SEGMENTATION = "Segmentation (arXiv 2308.16271)"
-SRR = "Sparse rate reduction (arXiv 2411.17182)"
-JOMA = "JoMA (arXiv 2310.00535)"
-SELECTION = "Token selection (slides)"
-AOT = "Attention alone (arXiv 2506.03790)"
-OTHERS = "CRATE-MAE, CRATE-alpha, CRATE-LM"
+with (Path(__file__).parent / "data" / "documents.toml").open("rb") as file:
+    LISTED = tomllib.load(file)
+# the labs by document, in the order of the page
+LABS: dict[str, tuple[str, ...]] = {
+    each["name"]: tuple(each["labs"]) for each in LISTED["document"]
+}
+CRATE, SEGMENTATION, *_ = LABS
 
 AXES = {"yes": 4, "no": 5, "both": 3}  # layers: 16 nodes of the code beside 16 principal axes
 UPDATES = "shuffled updates, random W_O"
@@ -178,53 +179,3 @@ def measured() -> dict[str, list[Elsewhere]]:
                  "the ViT .335 (.307 to .365)", 128, met=False),
         ],
     }  # fmt: skip
-
-
-# claim, why not
-CANNOT: dict[str, tuple[tuple[str, str], ...]] = {
-    CRATE: (
-        ("Accuracy on ImageNet and after transfer (Tables 1, 2)", "no data and no GPU here"),
-        ("The curves of Figures 3 to 5 on trained CRATE-T, S, B, L", "their weights lie on a drive "
-         "that is not public; `crate-interp sweep` draws them from any checkpoint"),
-    ),
-    SEGMENTATION: (
-        ("mIoU on VOC12, AP on COCO (Tables 1, 2)", "no data here; `crate-interp segment --data "
-         "voc:DIR` and `demos/maskcut_coco.py` compute them"),
-    ),
-    OTHERS: (
-        ("CRATE-alpha gains with scale; CRATE-MAE reconstructs ImageNet", "several GPUs to train"),
-        ("Scores of CRATE-LM's neurons by language models", "two language models of 7B"),
-    ),
-    SRR: (
-        ("Tables 1 to 6 at their size", "64 models on CIFAR at width 384 and 768 need a GPU; here "
-         "they are small networks on digits"),
-    ),
-    JOMA: (
-        ("Joint dynamics of MLP and attention (Theorems 1 to 5) in a CRATE", "the theorems have "
-         "free attention weights; in a CRATE query, key and value are one matrix, so they hold for "
-         "the papers' own model alone, which the labs run"),
-        ("Entropy along the training of a language model on WikiText (Figures 6 and 8)", "no data "
-         "and no GPU here; the embedded checkpoints, 7 and 8 of one training each, are too few to "
-         "tell a curve that turns from a trend"),
-    ),
-    SELECTION: (
-        ("One-layer theorems (nearest neighbour, random walk, group-sparse, max-margin) in a CRATE",
-         "their attention is a free matrix W; the labs run the slides' own models"),
-    ),
-}  # fmt: skip
-
-# the labs by document, in the order of the page
-LABS: dict[str, tuple[str, ...]] = {
-    CRATE: (
-        "denoising",
-        "mixture",
-        "reconstruction",
-        "sparsity_ablation",
-        "training_lens",
-        "costs",
-    ),
-    SRR: ("srr_toy", "srr_zoo", "srr_complexity", "srr_regularizer"),
-    JOMA: ("joma_dynamics", "joma_tree", "joma_entropy"),
-    SELECTION: ("nearest_neighbour", "group_sparse", "random_walk", "scan_and_snap", "max_margin"),
-    AOT: ("aot_denoising",),
-}

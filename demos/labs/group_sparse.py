@@ -11,12 +11,15 @@ is .1. The theorem is about the expected loss, so its claims are asked of traini
 samples; those on one sample stand beside them.
 """
 
-import numpy as np
+import math
+from functools import partial
+from itertools import product
+from typing import Any
+
 import torch
-from group_sparse_drawing import draw
-from lab import LabResult, Steps, claim, main, result, towards
+from drawing import curve, level, panels, tidy, titled
+from lab import LabResult, Steps, descended, main, of_limit, result, values
 from torch import Tensor
-from tqdm.auto import tqdm
 
 SIZES = ((500, 4, 6), (200, 2, 4))  # n, d, D
 CHOSEN = 1  # j*, from 0
@@ -24,13 +27,11 @@ RATE, ITERATIONS = 0.1, 2000
 SEEDS = {"quick": 2, "full": 12}
 FRESH, EVERY = 4000, 50  # samples of the test; iterations between numbers
 FORMS = ("sample", "fresh")
-FULL = "published size"
-
-HEADLINE = (
-    "At (500, 4, 6) attention on the chosen group is {one:.2f} after {steps} steps on one "
-    "sample and {fresh[ours]:.2f} on fresh ones (before training {fresh[baseline]:.2f}), and v "
-    "agrees with v* ({agreement:.4f}, {other[ours]:.4f})."
-)
+SHOWN = {  # in the figure, with the level before training
+    "attention": ("attention on the chosen group", None),
+    "cosine": ("cosine of v and v*", 0.0),
+    "loss": ("loss on fresh samples, nats", math.log(2)),
+}
 
 
 def positions(groups: int) -> Tensor:
@@ -66,73 +67,69 @@ def trained(n: int, d: int, groups: int, form: str, seed: int) -> list[list]:
     tests = samples(FRESH, direction, groups, generator)
     v = torch.zeros(d + groups, dtype=torch.float64, requires_grad=True)
     w = torch.zeros(d + groups, d + groups, dtype=torch.float64, requires_grad=True)
-    setting, rows = f"{(n, d, groups)} {form}", []
-    for at in range(ITERATIONS + 1):
-        if at % EVERY == 0:
-            with torch.no_grad():
-                f, pattern = forward(tests[0], v, w)
-                held = pattern[:, :, CHOSEN].mean().item()
-                norm = v[:d].norm().clamp_min(1e-300)
-                found = [("attention", held), ("loss", logistic(f, tests[1]).item())]
-                found += [("accuracy", (f * tests[1] > 0).double().mean().item())]
-                found += [("cosine", (v[:d] @ direction / norm).item())]
-                found += [("position share", (v[d:].norm() / norm).item())]
-            rows += [[name, setting, seed, at, value] for name, value in found]
-        if form == "fresh":
-            h, labels = samples(n, direction, groups, generator)
-        loss = logistic(forward(h, v, w)[0], labels)
-        slopes = torch.autograd.grad(loss, [v, w])
-        with torch.no_grad():
-            v -= RATE * slopes[0]
-            w -= RATE * slopes[1]
-    return rows
 
+    def look() -> dict[str, Any]:
+        f, pattern = forward(tests[0], v, w)
+        norm = v[:d].norm().clamp_min(1e-300)
+        return {
+            "attention": pattern[:, :, CHOSEN].mean(),
+            "loss": logistic(f, tests[1]),
+            "accuracy": (f * tests[1] > 0).double().mean(),
+            "cosine": v[:d] @ direction / norm,
+            "position share": v[d:].norm() / norm,
+        }
 
-def at(rows: list[list], quantity: str, setting: str, iteration: int | None = None) -> list[float]:
-    """Returns a quantity over seeds, at an iteration or at the end."""
-    when = ITERATIONS if iteration is None else iteration
-    return [row[4] for row in rows if row[:2] == [quantity, setting] and row[3] == when]
+    def loss() -> Tensor:
+        drawn = samples(n, direction, groups, generator) if form == "fresh" else (h, labels)
+        return logistic(forward(drawn[0], v, w)[0], drawn[1])
+
+    key = f"{(n, d, groups)} {form}", seed
+    return descended([v, w], [RATE, RATE], loss, look, key, ITERATIONS, EVERY)
 
 
 def of_size(rows: list[list], size: tuple[int, int, int]) -> list[dict]:
     """Returns the three claims of a size, of fresh samples: attention and direction near 1."""
-    setting, claims = f"{size} fresh", []
-    extras = {
-        "attention": "",
-        "cosine": f" The positions' part of v is {np.mean(at(rows, 'position share', setting)):.2f}"
-        " times as long as that of x.",
-        "loss": f" Accuracy is {np.mean(at(rows, 'accuracy', setting)):.3f} (chance .5).",
-    }
-    for quantity, extra in extras.items():
-        begun, half, end = (
-            np.array(at(rows, quantity, setting, iteration))
-            for iteration in (0, ITERATIONS // 2, ITERATIONS)
-        )
-        limit = float(quantity != "loss")
-        claims.append(
-            claim(f"group_sparse.{quantity}", end.tolist(), size=FULL, n=len(end),
-                  cases=towards(*(abs(each - limit) for each in (begun, half, end))),
-                  published=f"{limit:.0f}", shape=size, baseline=float(begun.mean()),
-                  why=f"Half-way it is {half.mean():.4f}.{extra}")
-        )  # fmt: skip
-    return claims
+    share, accuracy = (
+        values(rows, name, f"{size} fresh", ITERATIONS).mean()
+        for name in ("position share", "accuracy")
+    )
+    return [
+        of_limit(f"group_sparse.{name}", rows, (name, f"{size} fresh"), float(name != "loss"),
+                 ITERATIONS, shape=size, share=share, accuracy=accuracy)
+        for name in ("attention", "cosine", "loss")
+    ]  # fmt: skip
 
 
 def run(form: str, steps: Steps) -> LabResult:
     """Returns the claims about the group-sparse task."""
-    rows, jobs = [], [(size, kind, seed) for size in SIZES for kind in FORMS
-                      for seed in range(SEEDS[form])]  # fmt: skip
-    for size, kind, seed in tqdm(jobs, desc="group-sparse", unit="training"):
-        step = f"{'-'.join(map(str, size))}-{kind}-{seed}"
-        rows += steps.do(step, lambda: trained(*size, kind, seed))  # noqa: B023
+    jobs = {
+        f"{'-'.join(map(str, size))}-{kind}-{seed}": partial(trained, *size, kind, seed)
+        for size, kind, seed in product(SIZES, FORMS, range(SEEDS[form]))
+    }
+    rows = steps.rows(jobs, "group-sparse")
     claims = [row for size in SIZES for row in of_size(rows, size)]
     one, agreement = (
-        np.mean(at(rows, name, f"{SIZES[0]} sample")) for name in ("attention", "cosine")
+        values(rows, name, f"{SIZES[0]} sample", ITERATIONS).mean()
+        for name in ("attention", "cosine")
     )
-    headline = HEADLINE.format(
-        steps=ITERATIONS, one=one, agreement=agreement, fresh=claims[0], other=claims[1]
+    return result(
+        "group_sparse", form, claims, rows, steps=ITERATIONS, one=one, agreement=agreement
     )
-    return result("group_sparse", form, headline, claims, rows)
+
+
+def draw(found: LabResult) -> Any:
+    """Draws attention, direction and loss along training, a line for each size and form."""
+    figure, axes = panels(3)
+    for axis, (quantity, (words, begun)) in zip(axes, SHOWN.items(), strict=True):
+        for size, (kind, style) in product(SIZES, zip(FORMS, ("-", "--"), strict=True)):
+            name = f"{size} {kind}"
+            curve(axis, found.numbers(quantity, setting=name), style, 0, label=name)
+        if begun is not None:
+            level(axis, begun, "before training")
+        tidy(axis, legend=0, xlabel="iteration", title=words)
+    axes[0].set_ylim(0, 1.02)
+    axes[0].legend(title="(n, d, D)", fontsize=8)
+    return titled(figure, found, seeds=found.numbers("loss")["seed"].nunique())
 
 
 if __name__ == "__main__":

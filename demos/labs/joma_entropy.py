@@ -15,12 +15,13 @@ turns is a test of its increments that needs 20 (`WatchResult.changes`).
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from joma_entropy_drawing import draw
+from drawing import level, panels, tidy, titled
 from lab import LabResult, Steps, claim, main, result
 from numpy.typing import NDArray
 from torch import Tensor
@@ -37,12 +38,6 @@ SERIES = {
 }
 LAST = {"crate-tiny-fashion": 4280, "crate-tiny-induction": 5000}  # the step of the model itself
 COUNT = {"quick": 64, "full": 512}  # samples
-
-HEADLINE = (
-    "Entropy bounces by {bounces}, at too few checkpoints to tell it from the noise of a training; "
-    "the stable rank of D ends at {rank[ours]:.2f} of the untrained in five small CRATEs, at "
-    "{falls}."
-)
 
 
 def inputs(name: str, count: int, model: Any) -> Tensor:
@@ -109,19 +104,11 @@ def pair_shares() -> list[float]:
     return shares
 
 
-def of_rank(shares: list[float], falls: str) -> dict:
-    """Returns the claim that stable rank falls; falls: what it does in the embedded series."""
-    return claim(
-        "joma_entropy.rank", shares, published="a falling curve", n=len(shares), baseline=1.0,
-        size="32x32 composites, d = 128, 4 layers, 800 steps", why=falls,
-    )  # fmt: skip
-
-
 def run(form: str, steps: Steps) -> LabResult:
     """Returns the claims about the embedded checkpoints."""
     rows, bounces, falls = [], [], []
     for name in SERIES:
-        found = steps.do(name, lambda name=name: measure_series(name, COUNT[form]))
+        found = steps.do(name, partial(measure_series, name, COUNT[form]))
         entropy, ranks = np.array(found["entropy"]), np.array(found["ranks"])
         means = entropy.mean(axis=-1).T  # [layer, step]
         bounces.append(f"{bounce(means).mean():.3f} nats in {name}")
@@ -134,10 +121,26 @@ def run(form: str, steps: Steps) -> LabResult:
         rows.append(["uniform entropy", name, 0, 0, found["uniform"]])
     shares = steps.do("pairs", pair_shares)
     rows += [["share of stable rank", "pairs", seed, 0, v] for seed, v in enumerate(shares)]
-    ends = " and ".join(falls)
-    rank = of_rank(shares, f"One training each: {ends} of the untrained.")
-    headline = HEADLINE.format(bounces=" and ".join(bounces), rank=rank, falls=ends)
-    return result("joma_entropy", form, headline, [rank], rows)
+    words: Any = {"falls": " and ".join(falls), "bounces": " and ".join(bounces)}
+    rank = claim("joma_entropy.rank", shares, baseline=1.0, **words)
+    return result("joma_entropy", form, [rank], rows, **words)
+
+
+def draw(found: LabResult) -> Any:
+    """Draws entropy and stable rank of each layer against the step, a row for each model."""
+    figure, axes = panels(2, len(SERIES), size=(11, 7.5))
+    for name, (left, right) in zip(SERIES, axes, strict=True):
+        for axis, quantity in ((left, "entropy"), (right, "stable rank")):
+            table = found.numbers(quantity)
+            mine = table[table["setting"].str.startswith(name)]
+            for setting, rows in mine.groupby("setting"):
+                axis.plot(rows["place"], rows["value"], "o-", label=str(setting).split(", ")[1])
+            axis.set_xscale("symlog", linthresh=10)
+        uniform = found.numbers("uniform entropy", setting=name)["value"][0]
+        level(left, uniform, "uniform")
+        tidy(left, xlabel="step", title=name, ylabel="entropy of attention, nats")
+        tidy(right, legend=0, xlabel="step", title=name, ylabel="stable rank of D")
+    return titled(figure, found, headline=found.headline().replace("; ", ";\n"))
 
 
 if __name__ == "__main__":

@@ -13,19 +13,24 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from rules import Interval, answer, rules
+from tqdm.auto import tqdm
 
 from crate_interp.core.files import write_text
 from crate_interp.results.result import Result, by
 from crate_interp.stats.intervals import student_interval
 
 FORMS = ("quick", "full")
+TEXTS = Path(__file__).parent / "data" / "texts.toml"
 Values = Sequence[float] | np.ndarray
 CLAIMS = [
     "claim", "where", "published", "ours", "low", "high", "baseline", "baseline_is", "n", "size",
@@ -57,53 +62,98 @@ class LabResult(Result):
         """Returns the finding in one sentence, as the lab wrote it."""
         return self.meta["headline"]
 
-    def numbers(self, quantity: str, **chosen: Any) -> pd.DataFrame:
+    def numbers(self, quantity: str, **chosen: Any) -> Any:
         """Returns the rows of one quantity, and of one setting, seed or place if given."""
-        table: Any = self.table("numbers")
+        table: Any = self.table("numbers")  # pandas' own types are too wide here
         rows = table["quantity"] == quantity
         for name, value in chosen.items():
             rows &= table[name] == value
         return table[rows].reset_index(drop=True)
 
 
+@cache
+def texts(name: str) -> dict[str, Any]:
+    """Returns the texts of a lab in data/texts.toml.
+
+    They are its headline, the title of its figure, and texts of claims: those of all, and by the
+    key of a rule those of its own.
+    """
+    return tomllib.loads(TEXTS.read_text(encoding="utf-8")).get(name, {})
+
+
 def claim(
     rule: str,
-    ours: float | Sequence[float],
+    ours: Any,
     *,
-    why: str,
-    size: str,
-    n: int,
-    baseline: float,
-    baseline_is: str = "",
-    cases: Mapping[str, Interval] | None = None,
+    baseline: Any,
+    cases: Mapping[str, Any] | None = None,
     interval: Interval | None = None,
-    published: str = "",
+    n: int | None = None,
     met: bool = True,
     **words: Any,
 ) -> dict[str, Any]:
     """Returns a row of the table of claims, with the answer that its rule gives.
 
     rule: its name in data/rules.csv. ours: the number, or a value for each unit, whose mean and
-    interval are taken in the range of the rule. cases: the intervals that the rule is asked about,
-    that of ours if None. baseline_is: what the baseline is, if the rule does not say. met: whether
-    what the rule needs is there. words: what fills the text of the claim.
+    interval are taken in the range of the rule. cases: what the rule is asked about, that of ours
+    if None. n: the number of units, if ours does not say. met: whether what the rule needs is
+    there. words: what fills the text of the claim and those of data/texts.toml: published, size,
+    why, and baseline_is, which the rule says otherwise; or such a text itself.
 
     Raises ValueError if the interval leaves the possible range.
     """
     asked, ends = rules()[rule], interval or (math.nan, math.nan)
-    if isinstance(ours, Sequence):
+    if np.ndim(ours):
+        n = len(ours) if n is None else n
         ours, ends = mean_and_interval(ours, asked.bounds())
     least, most = asked.bounds()
     if ends[0] < least or ends[1] > most:
         raise ValueError(f"{rule}: the interval {ends} leaves the possible range {asked.range}.")
-    kept = {
-        name: (float(f"{low:.6g}"), float(f"{high:.6g}"))
-        for name, (low, high) in ({"": ends} if cases is None else cases).items()
+    kept: Any = {
+        name: tuple(float(f"{end:.6g}") for end in ends_of(case))
+        for name, case in ({"": ends} if cases is None else cases).items()
     }
+    said: Any = {"published": "", "why": "", "baseline_is": asked.baseline}
+    said |= texts(asked.lab) | texts(asked.lab).get(asked.key, {}) | words
+    words = words | {"n": n, "baseline": baseline}
+    published, name, size, why = (
+        said[text].format(**words) for text in ("published", "baseline_is", "size", "why")
+    )
     row = (asked.claim.format(**words), asked.place, published, float(ours), *map(float, ends),
-           float(baseline), baseline_is or asked.baseline, n, size, answer(asked, kept, met), why,
-           rule, json.dumps(kept))  # fmt: skip
+           float(baseline), name, n, size, answer(asked, kept, met), why, rule,
+           json.dumps(kept))  # fmt: skip
     return dict(zip(CLAIMS, row, strict=True))
+
+
+def ends_of(case: Any) -> Interval:
+    """Returns a tuple as it is, the 95 % interval of values by unit, or a number twice."""
+    if isinstance(case, tuple):
+        return case
+    return mean_and_interval(case)[1] if np.ndim(case) else (case, case)
+
+
+def values(
+    rows: Iterable[Sequence], quantity: str, setting: str | None = None, place: int | None = None
+) -> np.ndarray:
+    """Returns what rows of numbers have of a quantity; of one setting and place if given."""
+    return np.array([
+        row[4] for row in rows
+        if row[0] == quantity and setting in (None, row[1]) and place in (None, row[3])
+    ])  # fmt: skip
+
+
+def of_limit(
+    rule: str, rows: Iterable[Sequence], of: tuple[str, str], limit: float, last: int, **words: Any
+) -> dict[str, Any]:
+    """Returns the claim that a number goes to a limit; of: its quantity and setting; last: place.
+
+    Its texts may name half, what it is half-way.
+    """
+    begun, half, end = (values(rows, *of, at) for at in (0, last // 2, last))
+    return claim(
+        rule, end, cases=towards(*(abs(each - limit) for each in (begun, half, end))),
+        baseline=begun.mean(), half=half.mean(), **words,
+    )  # fmt: skip
 
 
 def towards(begun: Values, half: Values, end: Values) -> dict[str, Interval]:
@@ -113,27 +163,24 @@ def towards(begun: Values, half: Values, end: Values) -> dict[str, Interval]:
     seed. Nearer: by how much less at the end than before. Closing: the logarithm of half-way over
     end, unless all have arrived (1e-9).
     """
-    cases = {"nearer": mean_and_interval(np.subtract(begun, end).tolist())[1]}
+    cases: dict[str, Interval] = {"nearer": ends_of(np.subtract(begun, end))}
     if max(end) > 1e-9:
         far = np.maximum(np.array([half, end]), 1e-12)
-        cases["closing"] = mean_and_interval(np.log(far[0] / far[1]).tolist())[1]
+        cases["closing"] = ends_of(np.log(far[0] / far[1]))
     return cases
 
 
-def finished(figure: Any, title: str, bottom: float) -> Any:
-    """Gives a figure its title; bottom: the share of its height that is left for a legend."""
-    figure.suptitle(title, fontsize=10)
-    figure.tight_layout(rect=(0, bottom, 1, 1))
-    return figure
-
-
 def result(
-    name: str, form: str, headline: str, claims: Sequence[dict], numbers: Sequence[Sequence]
+    name: str, form: str, claims: Sequence[dict], numbers: Sequence[Sequence], **words: Any
 ) -> LabResult:
-    """Returns a result from its rows; numbers: (quantity, setting, seed, place, value) each."""
+    """Returns a result from its rows; numbers: (quantity, setting, seed, place, value) each.
+
+    words: what fills the headline of data/texts.toml beside the claims; or the headline itself.
+    """
     from importlib.metadata import version
 
     versions = {package: version(package) for package in ("crate_interp", "torch", "numpy")}
+    headline = (texts(name) | words)["headline"].format(claims=claims, **words)
     meta = {"lab": name, "form": form, "headline": headline, "versions": versions}
     # there is no one model: what every saved result says of its model is empty
     meta |= {"model": None, "model_digest": "", "config": {}, "n_layers": 0}
@@ -198,6 +245,42 @@ class Steps:
         self.place.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps({"settings": self.settings, "value": value}))
         return json.loads(json.dumps(value))
+
+    def all(self, jobs: Mapping[str, Callable[[], Any]], what: str) -> dict[str, Any]:
+        """Does steps by name, under a bar that says what, and returns what they made."""
+        bar = tqdm(jobs.items(), desc=what, unit="step")
+        return {name: self.do(name, make) for name, make in bar}
+
+    def rows(self, jobs: Mapping[str, Callable[[], Any]], what: str) -> list[list]:
+        """Returns the rows of such steps as one list."""
+        return list(chain.from_iterable(self.all(jobs, what).values()))
+
+
+def descended(
+    parameters: Sequence[Any],
+    rates: Sequence[float],
+    loss: Callable[[], Any],
+    look: Callable[[], dict[str, Any]],
+    key: tuple[str, int],
+    iterations: int,
+    every: int,
+) -> list[list]:
+    """Descends the gradient of a loss in tensors, and returns the rows of numbers of `look`.
+
+    key: setting and seed. look: measures every so many iterations, before the step, and at the end.
+    """
+    import torch
+
+    rows = []
+    for at in range(iterations + 1):
+        if at % every == 0:
+            with torch.no_grad():
+                rows += [[name, *key, at, float(value)] for name, value in look().items()]
+        slopes = torch.autograd.grad(loss(), parameters)
+        with torch.no_grad():
+            for parameter, rate, slope in zip(parameters, rates, slopes, strict=True):
+                parameter -= rate * slope
+    return rows
 
 
 def written(found: LabResult, draw: Callable[[LabResult], Any], out: Path) -> Path:

@@ -28,8 +28,10 @@ def framed(z: Tensor, norm: torch.nn.Module, frame: str) -> Tensor:
 
 @torch.no_grad()
 def streams(model: HookedCrate, images: Tensor) -> list[Tensor]:
-    """Returns Z^1 to Z^L, the output of each layer, each [batch, pos, d_model]."""
-    names = [f"blocks.{layer}.hook_resid_post" for layer in range(model.cfg.n_layers)]
+    """Returns Z^0 to Z^L, `[batch, pos, d_model]` each: Z^l is the output of layer l."""
+    last = model.cfg.n_layers - 1
+    names = [f"blocks.{layer}.hook_resid_pre" for layer in range(last + 1)]
+    names.append(f"blocks.{last}.hook_resid_post")
     _, cache = model.run_with_cache(images, names_filter=names)
     return [cache[name] for name in names]
 
@@ -52,7 +54,7 @@ def layer_measures(
     """
     found = []
     blocks: Any = model.blocks
-    for block, z in zip(blocks, streams(model, images), strict=True):
+    for block, z in zip(blocks, streams(model, images)[1:], strict=True):
         count = l0_norm(z).sum(dim=-1) / (z.shape[-1] * z.shape[-2] if share else 1)
         rates = sparse_rate_reduction(framed(z, block.ln1, frame), block.attn.U, eps, lambd=0.0)
         found.append((lambd * count + rates).mean())

@@ -13,26 +13,24 @@ Our sizes: width 64, 6 tokens, 1 and 5 samples, so that each SVM can be solved.
 """
 
 import math
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
-from lab import LabResult, Steps, claim, main, result, towards
-from max_margin_drawing import draw
+from drawing import level, panels, tidy, titled
+from lab import LabResult, Steps, main, of_limit, result, values
 from numpy.typing import NDArray
 from torch import Tensor
-from tqdm.auto import tqdm
 
 WIDTH, TOKENS, COUNTS = 64, 6, (1, 5)
 STEP, ITERATIONS, EVERY = 0.1, 3000, 50
 SEEDS = {"quick": 6, "full": 30}
-SIZE = f"width {WIDTH}, {TOKENS} tokens"
-
-HEADLINE = (
-    "After {iterations} steps of length {step} the cosine of p with the max-margin direction is "
-    "{claims[0][ours]:.3f} for one sample and {best:.3f} for {samples} ({claims[2][ours]:.3f} with "
-    "that of the tokens it selects); random directions have {random:.2f}, or "
-    "{on_average:.2f} on average."
-)
+SHOWN = {
+    "cosine": "cosine of p with the SVM of the best tokens",
+    "local cosine": "... with that of the tokens it selects",
+    "mass": "attention on the best tokens",
+}
 
 
 def margins(x: Tensor, chosen: Tensor) -> Tensor:
@@ -122,58 +120,59 @@ def selection(p: Tensor, x: Tensor, wanted: Tensor) -> dict[str, float]:
     return {"length": float(p.norm()), "mass": float(mass), "selected": float(share)}
 
 
-def at(rows: list[list], name: str, samples: int, iteration: int | None = None) -> list[float]:
-    """Returns a number over seeds, at an iteration or at the end."""
-    when, key = ITERATIONS if iteration is None else iteration, [name, f"{samples} samples"]
-    return [row[4] for row in rows if row[:2] == key and row[3] == when]
-
-
-def of_limit(rows: list[list], rule: str, name: str, samples: int, why: str) -> dict:
-    """Returns the claim that a number goes to 1."""
-    begun, half, end = (
-        np.array(at(rows, name, samples, iteration))
-        for iteration in (0, ITERATIONS // 2, ITERATIONS)
-    )
-    return claim(
-        f"max_margin.{rule}", end.tolist(), published="1", n=len(end), size=SIZE,
-        cases=towards(1 - begun, 1 - half, 1 - end),
-        baseline=float(begun.mean()), why=why,
-    )  # fmt: skip
-
-
 def claims_of(rows: list[list]) -> list[dict]:
     """Returns the claims: to which direction and which token attention goes."""
-    one, several = COUNTS
-    start = np.mean(at(rows, "gradient", one))
-    random = np.mean(at(rows, "random", one))
-    best, selected = np.mean(at(rows, "cosine", several)), np.mean(at(rows, "selected", several))
+    one, several = (f"{samples} samples" for samples in COUNTS)
+    said = {
+        "start": values(rows, "gradient", one, ITERATIONS).mean(),
+        "random": values(rows, "random", one, ITERATIONS).mean(),
+        "best": values(rows, "cosine", several, ITERATIONS).mean(),
+        "selected": values(rows, "selected", several, ITERATIONS).mean(),
+        "even": 1 / TOKENS,
+        "width": WIDTH,
+        "tokens": TOKENS,
+    }
+    asked = {"svm": ("cosine", one), "mass": ("mass", one), "local": ("local cosine", several)}
     return [
-        of_limit(rows, "svm", "cosine", one, f"The first gradient has {start:.2f}, a random "
-                 f"direction {random:.2f}."),
-        of_limit(rows, "mass", "mass", one, f"Even attention has {1 / TOKENS:.3f}."),
-        of_limit(rows, "local", "local cosine", several,
-                 f"They are the best ones in {selected:.0%}; the cosine with the SVM of the best "
-                 f"is {best:.3f}, since other choices are local solutions."),
-    ]  # fmt: skip
+        of_limit(f"max_margin.{rule}", rows, of, 1.0, ITERATIONS, **said)
+        for rule, of in asked.items()
+    ]
 
 
 def run(form: str, steps: Steps) -> LabResult:
     """Returns the claims about the direction of p."""
-    rows: list[list] = []
-    jobs = [(samples, seed) for samples in COUNTS for seed in range(SEEDS[form])]
-    for samples, seed in tqdm(jobs, desc="max-margin", unit="training"):
-        rows += steps.do(f"{samples}-{seed}", lambda: trained(samples, seed))  # noqa: B023
-    claims = claims_of(rows)
-    headline = HEADLINE.format(
-        iterations=ITERATIONS,
-        step=STEP,
-        claims=claims,
-        samples=COUNTS[1],
-        best=np.mean(at(rows, "cosine", COUNTS[1])),
-        random=np.mean(at(rows, "random", COUNTS[0])),
+    jobs = {
+        f"{samples}-{seed}": partial(trained, samples, seed)
+        for samples in COUNTS
+        for seed in range(SEEDS[form])
+    }
+    rows = steps.rows(jobs, "max-margin")
+    one, several = (f"{samples} samples" for samples in COUNTS)
+    return result(
+        "max_margin", form, claims_of(rows), rows, iterations=ITERATIONS, step=STEP,
+        samples=COUNTS[1], best=values(rows, "cosine", several, ITERATIONS).mean(),
+        random=values(rows, "random", one, ITERATIONS).mean(),
         on_average=math.sqrt(2 / math.pi / WIDTH),
-    )
-    return result("max_margin", form, headline, claims, rows)
+    )  # fmt: skip
+
+
+def draw(found: LabResult) -> Any:
+    """Draws the cosines and the attention along training, a thin line a seed and the mean."""
+    figure, axes = panels(len(SHOWN))
+    for axis, (name, words) in zip(axes, SHOWN.items(), strict=True):
+        for place, (setting, rows) in enumerate(found.numbers(name).groupby("setting", sort=False)):
+            wide = rows.pivot(index="place", columns="seed", values="value")
+            axis.plot(wide, color=f"C{place}", lw=0.6, alpha=0.4)
+            axis.plot(wide.mean(axis=1), color=f"C{place}", lw=2, label=f"{setting}, mean")
+        random = found.numbers("random")["value"].mean()
+        chance, kind = (
+            (1 / TOKENS, "even attention") if name == "mass" else (random, "random direction")
+        )
+        level(axis, chance, f"{kind}, {chance:.2f}")
+        tidy(axis, xlabel="steps", title=words, ylim=(None, 1.03))
+    several = found.numbers("cosine", setting=f"{COUNTS[1]} samples")
+    best = several[several["place"] == several["place"].max()]["value"].mean()
+    return titled(figure, found, best=best)
 
 
 if __name__ == "__main__":

@@ -14,13 +14,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from em import Mixture, fit, log_likelihood
-from lab import LabResult, Steps, claim, finished, main, mean_and_interval, result
-from mixtures import random_bases
+from drawing import curve, level, panels, tidy, titled
+from lab import LabResult, Steps, claim, main, mean_and_interval, result
+from layerwise import streams
+from mixtures import Mixture, fit, log_likelihood, random_bases
 from rules import beyond
 from torch import Tensor
 from tqdm.auto import tqdm
-from twins import MODELS, UNTRAINED, images_of, loaded, spread, streams, untrained
+from twins import MODELS, UNTRAINED, images_of, loaded, spread, untrained
 
 import crate_interp as ci
 from crate_interp.measures import effective_rank
@@ -33,13 +34,6 @@ PAIRS = {  # of kinds, the first of which is claimed to be the better: the rule
     ("own subspaces", "one Gaussian"): "gaussian",
     ("own subspaces", "random subspaces"): "random",
 }
-
-HEADLINE = (
-    "The log-likelihood of a held-out token under a mixture on the model's subspaces differs from "
-    "that under one Gaussian by {gaussian} nats, and from that under the best of {draws} draws of "
-    "random subspaces by {chance} (middle layers of two tiny models). From Z^0 to Z^L the tokens "
-    "of an image lose effective rank: {lost_rank}."
-)
 
 
 def likelihoods(y: Tensor, u: Tensor, seed: int, draws: int = 1) -> dict[str, Tensor]:
@@ -117,53 +111,25 @@ def measure(model: ci.HookedCrate, images: Tensor, draws: int) -> dict[str, list
     return found
 
 
-def seeds_interval(
-    twins: list[dict], quantity: str, place: int
-) -> tuple[float, tuple[float, float]]:
-    """Returns mean and interval over untrained networks of one number."""
-    return mean_and_interval([twin[quantity][place]["mean"] for twin in twins])
+def of_place(name: str, rule: str, key: str, tables: list[dict], **words: Any) -> dict:
+    """Returns a claim about a number of a model, beyond 0 and untrained networks at each place.
 
-
-def mixture_claim(name: str, found: dict, twins: list[dict], pair: tuple, n: int) -> dict:
-    """Returns a claim about two kinds of mixture, with a case for each layer."""
-    key, cases = f"{pair[0]} - {pair[1]}", {}
+    tables: those of the model and of its twins. Its number is that of the middle place.
+    """
+    found, *twins = tables
+    cases, rivals = {}, []
     for layer, place in enumerate(found[key]):
-        rival = seeds_interval(twins, key, layer)[1]
-        cases[f"layer {layer}"] = beyond((place["low"], place["high"]), (0.0, 0.0), rival)
+        rivals.append(mean_and_interval([twin[key][layer]["mean"] for twin in twins]))
+        ends = beyond((place["low"], place["high"]), (0.0, 0.0), rivals[-1][1])
+        cases["" if len(found[key]) == 1 else f"layer {layer}"] = ends
     middle = len(cases) // 2
     place = found[key][middle]
-    kept = sum(low > 0 for low, _ in cases.values())
     return claim(
-        f"mixture.{PAIRS[pair]}",
-        place["mean"],
-        interval=(place["low"], place["high"]),
-        cases=cases,
-        why=f"{kept} of {len(cases)} layers gain more than 0 and than untrained networks, "
-        f"{sum(high <= 0 for _, high in cases.values())} less than one of them.",
-        size=f"{name}, {n} images fitted, {n} held out",
-        baseline=seeds_interval(twins, key, middle)[0],
-        n=n,
-        name=name,
-        middle=middle,
-    )
-
-
-def rank_claim(name: str, found: dict, twins: list[dict], n: int) -> dict:
-    """Returns the claim on compression: tokens lose effective rank, more than at random."""
-    (lost,) = found["rank lost"]
-    mean, rival = seeds_interval(twins, "rank lost", 0)
-    ends = (lost["low"], lost["high"])
-    return claim(
-        "mixture.rank",
-        lost["mean"],
-        interval=ends,
-        cases={"": beyond(ends, (0.0, 0.0), rival)},
-        why="The interval over images is set against 0 and untrained networks.",
-        size=f"{name}, {2 * n} images",
-        baseline=mean,
-        n=2 * n,
-        name=name,
-    )
+        f"mixture.{rule}", place["mean"], interval=(place["low"], place["high"]), cases=cases,
+        baseline=rivals[middle][0], name=name, middle=middle, count=len(cases),
+        kept=sum(low > 0 for low, _ in cases.values()),
+        below=sum(high <= 0 for _, high in cases.values()), **words,
+    )  # fmt: skip
 
 
 def run(form: str, steps: Steps) -> LabResult:
@@ -172,66 +138,55 @@ def run(form: str, steps: Steps) -> LabResult:
     for name in tqdm(MODELS, desc="models", unit="model"):
         images, _ = images_of(name, N_IMAGES[form])
         model = loaded(name)
-        found = steps.do(name, partial(measure, model, images, DRAWS))
-        twins = []
-        for seed in UNTRAINED:
-            twin = untrained(model.cfg, seed)
-            twins.append(steps.do(f"{name}-{seed}", partial(measure, twin, images, 1)))
+        tables = [steps.do(name, partial(measure, model, images, DRAWS))]
+        tables += [
+            steps.do(f"{name}-{seed}", partial(measure, untrained(model.cfg, seed), images, 1))
+            for seed in UNTRAINED
+        ]
         n = len(images) // 2
-        claims += [mixture_claim(name, found, twins, pair, n) for pair in PAIRS]
-        claims.append(rank_claim(name, found, twins, n))
-        for who, seed, table in [("trained", 0, found)] + [
-            ("untrained", seed, twin) for seed, twin in enumerate(twins)
-        ]:
+        for pair, rule in PAIRS.items():
+            claims.append(of_place(name, rule, " - ".join(pair), tables, n=n))
+        claims.append(of_place(name, "rank", "rank lost", tables, n=2 * n))
+        for at, table in enumerate(tables):
+            who, seed = f"{name}|{'untrained' if at else 'trained'}", max(0, at - 1)
             for quantity, places in table.items():
                 for layer, place in enumerate(places):
                     for end in ("mean", "low", "high"):
                         words = quantity if end == "mean" else f"{quantity}, {end}"
-                        numbers.append((words, f"{name}|{who}", seed, layer, place[end]))
+                        numbers.append((words, who, seed, layer, place[end]))
     gaussian, chance, rank = (
         " and ".join(f"{row['ours']:+.1f}" for row in claims if words in row["claim"])
         for words in ("one Gaussian", "random subspaces", "effective rank")
     )
-    headline = HEADLINE.format(
-        gaussian=gaussian, draws=DRAWS, chance=chance, lost_rank=rank.replace("+", "")
-    )
-    return result("mixture", form, headline, claims, numbers)
+    words = {"gaussian": gaussian, "chance": chance, "lost_rank": rank.replace("+", "")}
+    return result("mixture", form, claims, numbers, draws=DRAWS, **words)
 
 
 def draw(found: LabResult) -> Any:
     """Returns a figure: likelihoods, and the rank of tokens, by layer; a column for each model."""
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(2, len(MODELS), figsize=(10, 7), sharex=True)
+    figure, axes = panels(len(MODELS), 2, size=(10, 7), sharex=True)
     for column, name in enumerate(MODELS):
         top, bottom = axes[:, column]
-        for colour, kind in enumerate(k for k in KINDS if k != "one Gaussian"):
-            for who, style in (("trained", "o-"), ("untrained", "x:")):
-                of = {"setting": f"{name}|{who}"}
-                own: Any = found.numbers(kind, **of).groupby("place")["value"].mean()
-                one: Any = found.numbers("one Gaussian", **of).groupby("place")["value"].mean()
-                top.plot(own - one, style, color=f"C{colour}", label=f"{kind}, {who}")
-        top.axhline(0, color="grey", linewidth=0.5)
-        top.set_title(name, fontsize=10)
         for who, style in (("trained", "o-"), ("untrained", "x:")):
-            table: Any = found.numbers("rank of tokens", setting=f"{name}|{who}")
-            bottom.plot(table.groupby("place")["value"].mean(), f"{style}", color="k", label=who)
-        bottom.set_xlabel("layer l of Z^l")
+            of = {"setting": f"{name}|{who}"}
+            one: Any = found.numbers("one Gaussian", **of)
+            for colour, kind in enumerate(KINDS[1:]):
+                rows = found.numbers(kind, **of)
+                rows["value"] -= one["value"]
+                curve(top, rows, style, 0, color=f"C{colour}", label=f"{kind}, {who}")
+            curve(bottom, found.numbers("rank of tokens", **of), style, 0, color="k", label=who)
+        level(top, 0, color="grey", lw=0.5)
+        tidy(top, legend=0, title=name)
+        tidy(bottom, legend=8 * (column == 0), xlabel="layer l of Z^l")
     axes[0, 0].set_ylabel("nats per token, less\nthose of one Gaussian")
     axes[1, 0].set_ylabel("effective rank\nof an image's patches")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), fontsize=8, loc="lower center", ncols=3)
-    axes[1, 0].legend(fontsize=8)
     rows: Any = found.table()
     gaussian, chance = (
         " and ".join(f"{v:+.1f}" for v in rows[rows["claim"].str.contains(words)]["ours"])
         for words in ("one Gaussian", "random subspaces")
     )
-    title = (
-        f"Own subspaces differ from one Gaussian by {gaussian} nats per held-out token, from "
-        f"random subspaces by {chance}\n(middle layers of two tiny models, {rows['n'].min()} "
-        f"images held out; random: best of {DRAWS} draws; untrained: mean of 5 seeds)"
-    )
-    return finished(figure, title, bottom=0.06)
+    words = {"gaussian": gaussian, "chance": chance, "n": rows["n"].min(), "draws": DRAWS}
+    return titled(figure, found, axes[0, 0], 3, **words)
 
 
 if __name__ == "__main__":

@@ -15,28 +15,20 @@ given.
 Our reading: points uniform on the sphere, N = 16, d = 4, sigma = 10, rate 10.
 """
 
-import math
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
-from lab import LabResult, Steps, claim, main, mean_and_interval, result, towards
-from nearest_neighbour_drawing import draw
+from drawing import curve, level, panels, tidy, titled
+from lab import LabResult, Steps, claim, descended, main, of_limit, result, values
 from torch import Tensor
-from tqdm.auto import tqdm
 
 D, N, SIGMA = 4, 16, 10.0
 RATE, BATCH, ITERATIONS, EVERY = 10.0, 512, 4000, 100
 SEEDS = {"quick": 2, "full": 10}
 TESTS, GAPS, NEAREST = 4000, (0.05, 0.1, 0.2, 0.4), 0.9
-SIZE = "d = 4, N = 16 (sizes of the slides are not given)"
-
-HEADLINE = (
-    "The loss falls from {claims[0][baseline]:.4f} to {claims[0][ours]:.4f} in {iterations} steps, "
-    "attention on the nearest neighbour rises to {claims[1][ours]:.2f}, and xi_1 to "
-    "{claims[2][ours]:.1f}; under a shift the loss falls as T^{steepest:.2f} at a gap of {wide} "
-    "and as T^{flattest:.2f} at {narrow}."
-)
 
 
 def sphere(*shape: int, generator: torch.Generator) -> Tensor:
@@ -45,22 +37,16 @@ def sphere(*shape: int, generator: torch.Generator) -> Tensor:
     return x / x.norm(dim=-1, keepdim=True)
 
 
-def tokens(points: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns context [sample, N + 1, d + 2] and query [sample, d + 2] as [x; y; mark].
+def attention(points: Tensor, queries: Tensor, w: Tensor) -> Tensor:
+    """Returns S, [sample, N + 1]: what the query gives each point, and itself.
 
-    The last token is the query itself. Labels stand for nothing here and are 0: they are drawn
-    apart, and W of the form that is claimed does not read them.
+    Tokens are [x; y; mark], the last one is the query itself. Labels stand for nothing here and are
+    0: they are drawn apart, and W of the form that is claimed does not read them.
     """
     samples, n, d = points.shape
     context = torch.zeros(samples, n + 1, d + 2, dtype=points.dtype)
     context[:, :n, :d], context[:, n, :d], context[:, n, d + 1] = points, queries, 1
-    return context, context[:, n]
-
-
-def attention(points: Tensor, queries: Tensor, w: Tensor) -> Tensor:
-    """Returns S, [sample, N + 1]: what the query gives each point, and itself."""
-    context, query = tokens(points, queries)
-    return torch.softmax(torch.einsum("bnd,de,be->bn", context, w, query), dim=-1)
+    return torch.softmax(torch.einsum("bnd,de,be->bn", context, w, context[:, n]), dim=-1)
 
 
 def nearest(points: Tensor, queries: Tensor) -> Tensor:
@@ -111,105 +97,95 @@ def trained(seed: int) -> list[list]:
     generator = torch.Generator().manual_seed(seed)
     tests = sphere(TESTS, N, D, generator=generator), sphere(TESTS, D, generator=generator)
     far = {gap: shifted(gap, generator) for gap in GAPS}
-    w, rows = start().requires_grad_(), []
-    for at in range(ITERATIONS + 1):
-        if at % EVERY == 0:
-            with torch.no_grad():
-                s, best = attention(*tests, w), nearest(*tests)
-                first, second, outside = in_form(w)
-                found = {"loss": loss_of(s, best).item(), "xi 1": first, "xi 2": second}
-                found["outside the form"] = outside
-                found["attention"] = s.gather(1, best[:, None]).mean().item()
-                for gap, each in far.items():
-                    found[f"loss, gap {gap}"] = loss_of(attention(*each, w), nearest(*each)).item()
-            rows += [[name, "trained", seed, at, value] for name, value in found.items()]
+    w = start().requires_grad_()
+
+    def look() -> dict[str, Any]:
+        s, best = attention(*tests, w), nearest(*tests)
+        first, second, outside = in_form(w)
+        found = {"loss": loss_of(s, best), "xi 1": first, "xi 2": second}
+        found |= {"outside the form": outside, "attention": s.gather(1, best[:, None]).mean()}
+        return found | {
+            f"loss, gap {gap}": loss_of(attention(*each, w), nearest(*each))
+            for gap, each in far.items()
+        }
+
+    def loss() -> Tensor:
         points = sphere(BATCH, N, D, generator=generator)
         queries = sphere(BATCH, D, generator=generator)
-        loss = loss_of(attention(points, queries, w), nearest(points, queries))
-        (slope,) = torch.autograd.grad(loss, [w])
-        with torch.no_grad():
-            w -= RATE * slope
-    return rows
+        return loss_of(attention(points, queries, w), nearest(points, queries))
+
+    return descended([w], [RATE], loss, look, ("trained", seed), ITERATIONS, EVERY)
 
 
-def over_seeds(rows: list[list], name: str, at: int) -> list[float]:
-    return [row[4] for row in rows if row[0] == name and row[3] == at]
-
-
-def exponent(rows: list[list], name: str, seed: int) -> float:
-    """Returns the slope of ln(loss) over ln(T), from a tenth of the training on."""
-    points = [(row[3], row[4]) for row in rows if row[0] == name and row[2] == seed]
-    kept = [(math.log(at), math.log(max(v, 1e-300))) for at, v in points if at >= ITERATIONS / 10]
-    steps, losses = zip(*kept, strict=True)
-    return float(np.polyfit(steps, losses, 1)[0])
-
-
-def of_limit(rows: list[list], name: str, limit: float, published: str, why: str) -> dict:
-    """Returns the claim that a number goes to a limit."""
-    begun, half, end = (over_seeds(rows, name, at) for at in (0, ITERATIONS // 2, ITERATIONS))
-    return claim(
-        f"nearest_neighbour.{name}", end, published=published, n=len(end), size=SIZE,
-        cases=towards(*(abs(np.array(each) - limit) for each in (begun, half, end))),
-        baseline=float(np.mean(begun)), why=f"Half-way it is {np.mean(half):.4f}. {why}",
-    )  # fmt: skip
+def exponents(rows: list[list], gap: float) -> np.ndarray:
+    """Returns by seed the slope of ln(loss) over ln(T), from a tenth of the training on."""
+    at = [place for place in range(0, ITERATIONS + 1, EVERY) if place >= ITERATIONS / 10]
+    losses = np.array([values(rows, f"loss, gap {gap}", None, place) for place in at])
+    logs = np.log(np.maximum(losses, 1e-300)).T
+    return np.array([np.polyfit(np.log(at), own, 1)[0] for own in logs])
 
 
 def of_rise(rows: list[list], number: int) -> dict:
     """Returns the claim that xi_1 or xi_2 rises."""
-    begun, end = (over_seeds(rows, f"xi {number}", at) for at in (0, ITERATIONS))
-    _, ends = mean_and_interval(np.subtract(end, begun).tolist())
+    begun, end = (values(rows, f"xi {number}", None, at) for at in (0, ITERATIONS))
+    rule = f"nearest_neighbour.xi_{number}"
+    return claim(rule, end, cases={"": end - begun}, baseline=begun.mean())
+
+
+def of_gaps(slopes: dict[float, np.ndarray]) -> dict:
+    """Returns the claim that the loss under a shift falls the faster the wider the gap.
+
+    slopes: by gap from the narrowest to the widest, for each seed.
+    """
+    narrow, *_, wide = slopes
     return claim(
-        f"nearest_neighbour.xi_{number}", end, published="grows", n=len(end), size=SIZE,
-        cases={"": ends}, baseline=float(np.mean(begun)), why="The rule asks of end less start.",
+        "nearest_neighbour.shifted", (slopes[wide] - slopes[narrow]) / (wide - narrow),
+        cases={f"{more} less {gap}": slopes[more] - slopes[gap] for gap, more in pairwise(slopes)},
+        baseline=0.0, narrow=narrow, wide=wide,
     )  # fmt: skip
 
 
 def run(form: str, steps: Steps) -> LabResult:
     """Returns the claims about the nearest neighbour."""
-    rows: list[list] = []
-    for seed in tqdm(range(SEEDS[form]), desc="nearest neighbour", unit="training"):
-        rows += steps.do(f"seed-{seed}", lambda seed=seed: trained(seed))
+    jobs = {f"seed-{seed}": partial(trained, seed) for seed in range(SEEDS[form])}
+    rows = steps.rows(jobs, "nearest neighbour")
+    slopes = {gap: exponents(rows, gap) for gap in GAPS}
     claims = [
-        of_limit(rows, "loss", 0.0, "(1 - 1/N) / 2 to 0", "The exact rule has 0."),
-        of_limit(rows, "attention", 1.0, "1", f"Even attention has {1 / N:.4f}."),
+        *(of_limit(f"nearest_neighbour.{name}", rows, (name, "trained"), limit, ITERATIONS,
+                   even=1 / N) for name, limit in (("loss", 0.0), ("attention", 1.0))),
         *(of_rise(rows, number) for number in (1, 2)),
-    ]
-    slopes = {
-        gap: [exponent(rows, f"loss, gap {gap}", seed) for seed in range(SEEDS[form])]
-        for gap in GAPS
-    }
-    claims.append(of_gaps(slopes))
-    rows += [
-        ["exponent", f"gap {gap}", seed, ITERATIONS, value]
-        for gap, values in slopes.items() for seed, value in enumerate(values)
+        of_gaps(slopes),
     ]  # fmt: skip
-    steepest, flattest = (np.mean(slopes[gap]) for gap in (GAPS[-1], GAPS[0]))
-    headline = HEADLINE.format(
-        claims=claims,
-        iterations=ITERATIONS,
-        steepest=steepest,
-        wide=GAPS[-1],
-        flattest=flattest,
-        narrow=GAPS[0],
-    )
-    return result("nearest_neighbour", form, headline, claims, rows)
-
-
-def of_gaps(slopes: dict[float, list[float]]) -> dict:
-    """Returns the claim that the loss under a shift falls the faster the wider the gap.
-
-    slopes: by gap from the narrowest to the widest, for each seed.
-    """
-    cases = {
-        f"{wide} less {narrow}": mean_and_interval(np.subtract(slopes[wide], slopes[narrow]))[1]
-        for narrow, wide in pairwise(slopes)
-    }
-    steps = np.subtract(slopes[GAPS[-1]], slopes[GAPS[0]]) / (GAPS[-1] - GAPS[0])
-    return claim(
-        "nearest_neighbour.shifted", steps.tolist(), cases=cases, n=len(steps), size=SIZE,
-        published="-c delta, c not given", baseline=0.0,
-        why=f"The number is the change from a gap of {GAPS[0]} to one of {GAPS[-1]}, over it.",
+    rows += [
+        ["exponent", f"gap {gap}", seed, ITERATIONS, float(value)]
+        for gap, each in slopes.items() for seed, value in enumerate(each)
+    ]  # fmt: skip
+    return result(
+        "nearest_neighbour", form, claims, rows, iterations=ITERATIONS, narrow=GAPS[0],
+        wide=GAPS[-1], steepest=slopes[GAPS[-1]].mean(), flattest=slopes[GAPS[0]].mean(),
     )  # fmt: skip
+
+
+def draw(found: LabResult) -> Any:
+    """Draws loss and attention, the coefficients, and the loss under a shift, over iterations."""
+    figure, (left, middle, right) = panels(3)
+    for name, words in (("loss", "loss"), ("attention", "attention on the nearest")):
+        curve(left, found.numbers(name), label=words)
+    chance = found.table()["baseline"].iloc[0]
+    level(left, chance, f"loss of even attention, {chance:.3f}")
+    for name in ("xi 1", "xi 2"):
+        curve(middle, found.numbers(name), label=name.replace(" ", "_"))
+    for gap in GAPS:
+        rows = found.numbers(f"loss, gap {gap}")
+        curve(right, rows[rows["place"] > 0], label=f"gap {gap}")
+    outside = found.numbers("outside the form")
+    last = outside[outside["place"] == outside["place"].max()]["value"].mean()
+    tidy(left, xlabel="iteration", title="loss and attention on fresh points", ylim=(0, 1.02))
+    words = f"coefficients of W; {last:.1%} of |W| lies outside"
+    tidy(middle, xlabel="iteration", title=words)
+    words = "loss under a shift, by the gap to the next"
+    tidy(right, xlabel="iteration", title=words, xscale="log", yscale="log")
+    return titled(figure, found, seeds=found.numbers("loss")["seed"].nunique())
 
 
 if __name__ == "__main__":

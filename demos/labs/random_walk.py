@@ -2,33 +2,31 @@
 
     python demos/labs/random_walk.py [--quick | --full] --out DIR
 
-The walk has K states and goes one on with probability p, else one back; the model and its training
-are those of circle.py, from zero, at the published size: K = 6, N = 97, 1000 + 1000 sequences,
-eps = .1, rate 1. --full has 12 seeds. Claims: for 0 < p < 1 accuracy
-reaches max(p, 1 - p), attention the last state, and V the direction of Pi^T. For p = 0 or 1, where
-the next state is certain, accuracy stays at 1 / K for ever.
+The walk has K states and goes one on with probability p, else one back. The model, trained from
+zero, is `f = V X softmax(X~^T W x~_N)`: X [state, N] has the one-hot states of the walk and a zero
+for the N-th, which is to be predicted; X~ is X over positions p_i[j] = sin(i j pi / (M + 1)). Its
+loss is `-ln(f_y + eps)`. It has the published size: K = 6, N = 97, 1000 + 1000 sequences, eps = .1,
+rate 1. --full has 12 seeds. Claims: for 0 < p < 1 accuracy reaches max(p, 1 - p), attention the
+last state, and V the direction of Pi^T. For p = 0 or 1, where the next state is certain, accuracy
+stays at 1 / K for ever.
+
+The positions are orthogonal and all of length sqrt((M + 1) / 2), so W matters by one vector alone,
+W x~_N. A score is `a[x_i] + c_i`, with a number for each state and one for each position. A step of
+gradient descent on W moves a by |p|^2 and c by |p|^4 times the gradient in the scores.
 
 That last equilibrium is unstable, so it is computed with the K distinct sequences and weights. The
 naive form, a matrix product over all sequences, leaves it through rounding, and is shown for that.
 """
 
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
-from circle import (
-    EPS,
-    LENGTH,
-    Model,
-    balanced,
-    direction_distance,
-    grouped,
-    transition,
-    walks,
-    zero,
-)
-from lab import LabResult, Steps, claim, main, mean_and_interval, result
-from random_walk_drawing import draw
-from tqdm.auto import tqdm
+from drawing import curve, panels, tidy, titled
+from lab import LabResult, Steps, claim, main, result, values
+from numpy.typing import NDArray
 
 STATES, TOKENS = 6, 97  # K, N
 SEEDS = {"quick": 3, "full": 12}
@@ -38,14 +36,115 @@ COUNT, RATE = 1000, 1.0
 SETTLED = 10  # iterations, after which attention is one on the last state
 SEEN = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)  # iterations at which numbers are taken
 SHORT, LONG = 50, 400  # iterations of the naive and of the grouped form
-FULL = "published size"
 
-HEADLINE = (
-    "At p = 0.5 accuracy is {claims[0][ours]:.3f} and V tends to Pi^T as T^{claims[2][ours]:.2f}, "
-    "at p = 0.8 accuracy is {claims[3][ours]:.3f} but V's distance falls as "
-    "T^{claims[5][ours]:.2f}: it tends to the root of Pi^T. At p = 0 and 1 accuracy stays at 1 / "
-    "K; a naive sum leaves that by rounding in {escaped} of {runs} trainings."
-)
+
+M = 1000
+LENGTH = (M + 1) / 2  # |p_i|^2
+EPS = 0.1
+
+
+@dataclass(frozen=True)
+class Walks:
+    """Sequences [n, N - 1] of states, the next state of each [n], and weights [n] of sum 1."""
+
+    states: NDArray
+    following: NDArray
+    weights: NDArray
+
+
+def walks(p: float, states: int, tokens: int, count: int, seed: int) -> Walks:
+    """Returns random walks of uniform start, which go one state on with p, else one back."""
+    rng = np.random.default_rng(seed)
+    start = rng.integers(states, size=(count, 1))
+    moves = np.where(rng.random((count, tokens - 1)) < p, 1, -1)
+    path = np.concatenate([start, start + moves.cumsum(axis=1)], axis=1) % states
+    return Walks(path[:, :-1], path[:, -1], np.full(count, 1 / count))
+
+
+def grouped(data: Walks) -> Walks:
+    """Returns the distinct sequences, each with the weight of all that are equal to it.
+
+    A walk of p = 0 or 1 has as many distinct sequences as states. Summed one by one, equal numbers
+    get rounding errors that differ from entry to entry, and training multiplies those.
+    """
+    whole = np.concatenate([data.states, data.following[:, None]], axis=1)
+    distinct, inverse = np.unique(whole, axis=0, return_inverse=True)
+    weights = np.bincount(inverse.ravel(), data.weights)
+    return Walks(distinct[:, :-1], distinct[:, -1], weights)
+
+
+def balanced(p: float, states: int, tokens: int, count: int, seed: int) -> Walks:
+    """Returns walks that have the exact probabilities of the last state and of the next.
+
+    Each of `count` random walks is turned to every start, and followed by both its next states with
+    weights p and 1 - p. It shows what training does with no error of sampling there.
+    """
+    data = walks(p, states, tokens, count, seed)
+    turned = (data.states[None] + np.arange(states)[:, None, None]) % states
+    turned = turned.reshape(states * count, -1)
+    following = np.concatenate([turned[:, -1] + 1, turned[:, -1] - 1]) % states
+    weights = np.repeat([p, 1 - p], states * count) / (states * count)
+    return Walks(np.concatenate([turned, turned]), following, weights)
+
+
+def transition(p: float, states: int) -> NDArray:
+    """Returns Pi [from, to], the probabilities of the next state."""
+    forward = np.roll(np.eye(states), 1, axis=1)
+    return p * forward + (1 - p) * forward.T
+
+
+@dataclass
+class Model:
+    """V [to, from], and the scores' numbers a [state] and c [position]."""
+
+    v: NDArray
+    a: NDArray
+    c: NDArray
+
+    def attention(self, states: NDArray) -> NDArray:
+        """Returns the attention of the last token, [n, N]."""
+        scores = np.broadcast_to(self.c, (len(states), len(self.c))).copy()
+        scores[:, :-1] += self.a[states]
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return weights / weights.sum(axis=1, keepdims=True)
+
+    def by_state(self, states: NDArray, pattern: NDArray) -> NDArray:
+        """Returns X softmax(...), the attention that each state gets, [n, state]."""
+        n, k = len(states), len(self.a)
+        places = states + k * np.arange(n)[:, None]
+        flat = np.bincount(places.ravel(), pattern[:, :-1].ravel(), minlength=n * k)
+        return flat.reshape(n, k)
+
+    def predict(self, states: NDArray) -> NDArray:
+        """Returns f, [n, state]."""
+        return self.by_state(states, self.attention(states)) @ self.v.T
+
+    def step(self, data: Walks, rate: float) -> None:
+        """Takes one step of gradient descent on the mean loss, in V and W together."""
+        pattern = self.attention(data.states)
+        mixed = self.by_state(data.states, pattern)
+        values = self.v[data.following]  # [n, state]
+        pull = data.weights / ((values * mixed).sum(axis=1) + EPS)  # -d loss / d f_y
+        gain = np.zeros_like(pattern)  # of the scores' softmax; the last token has no state
+        gain[:, :-1] = np.take_along_axis(values, data.states, axis=1)
+        slope = pull[:, None] * pattern * (gain - (gain * pattern).sum(axis=1, keepdims=True))
+        states = len(self.a)
+        change = np.bincount(data.states.ravel(), slope[:, :-1].ravel(), minlength=states)
+        towards = np.zeros_like(self.v)
+        np.add.at(towards, data.following, pull[:, None] * mixed)
+        self.v = self.v + rate * towards
+        self.a = self.a + rate * LENGTH * change
+        self.c = self.c + rate * LENGTH**2 * slope.sum(axis=0)
+
+
+def zero(states: int, tokens: int) -> Model:
+    """Returns the model before training from zero."""
+    return Model(np.zeros((states, states)), np.zeros(states), np.zeros(tokens))
+
+
+def direction_distance(v: NDArray, wanted: NDArray) -> float:
+    """Returns the Frobenius distance of two matrices scaled to norm 1, from 0 to 2."""
+    return float(np.linalg.norm(v / np.linalg.norm(v) - wanted / np.linalg.norm(wanted)))
 
 
 def uncertain(p: float, states: int, tokens: int, seed: int) -> list[list]:
@@ -142,73 +241,87 @@ def certain(p: int, states: int, tokens: int, seed: int) -> list[list]:
     return rows
 
 
-def values(rows: list[list], quantity: str, setting: str, at: int) -> list[float]:
-    """Returns a quantity over seeds."""
-    return [row[4] for row in rows if (row[0], row[1], row[3]) == (quantity, setting, at)]
-
-
-def of_uncertain(rows: list[list], states: int, tokens: int, p: float) -> list[dict]:
+def of_uncertain(rows: list[list], p: float) -> list[dict]:
     """Returns the claims of a walk with 0 < p < 1: accuracy, attention, how V nears Pi^T.
 
     The distance of V is measured with exact shares of the walks.
     """
-    setting, last = f"K={states} p={p}", max(SEEN)
-    at = lambda name, when: np.array(values(rows, name, setting, when))  # noqa: E731
-    accuracy, bayes = at("accuracy", SHORT), at("accuracy of Bayes", 0)
-    parent = at("attention on the parent", SHORT)
+    setting, last, likelier = f"K={STATES} p={p}", max(SEEN), max(p, 1 - p)
+    at = lambda name, when: values(rows, name, setting, when)  # noqa: E731
+    accuracy, parent = at("accuracy", SHORT), at("attention on the parent", SHORT)
     start, far = (at("exact: distance to Pi", when) for when in (SHORT, last))
-    common: Any = dict(setting=setting, size=FULL, n=len(far))
     return [
-        claim("random_walk.accuracy", accuracy.tolist(), published=f"{max(p, 1 - p)}",
-              cases={"less the best": mean_and_interval((accuracy - max(p, 1 - p)).tolist())[1]},
-              baseline=float(bayes.mean()), **common, why=f"Chance is {1 / states:.3f}."),
-        claim("random_walk.attention", parent.tolist(), published="1 - e^-Omega(N)",
-              baseline=1 / tokens, **common, why=f"1 less it is {1 - parent.mean():.0e}."),
-        claim("random_walk.distance", (np.log(far / start) / np.log(last / SHORT)).tolist(),
-              published="-1/2", baseline=0.0, **common,
-              why=f"It is {start.mean():.3f} at iteration {SHORT} and {far.mean():.3f} at {last}, "
-              f"where it is {at('exact: distance to root of Pi', last).mean():.3f} to the root of "
-              "each entry of Pi^T. Exact shares; a sample has "
-              f"{at('distance to Pi', last).mean():.3f}."),
+        claim("random_walk.accuracy", accuracy, cases={"less the best": accuracy - likelier},
+              baseline=at("accuracy of Bayes", 0).mean(), setting=setting, likelier=likelier,
+              chance=1 / STATES),
+        claim("random_walk.attention", parent, baseline=1 / TOKENS, setting=setting,
+              rest=1 - parent.mean()),
+        claim("random_walk.distance", np.log(far / start) / np.log(last / SHORT), baseline=0.0,
+              setting=setting, short=SHORT, last=last, begun=start.mean(), end=far.mean(),
+              root=at("exact: distance to root of Pi", last).mean(),
+              sampled=at("distance to Pi", last).mean()),
     ]  # fmt: skip
 
 
-def of_certain(rows: list[list], states: int) -> dict:
+def of_certain(rows: list[list]) -> dict:
     """Returns the claim for p = 0 and 1: the largest range, which a naive sum drives up."""
-    ranges = {
-        form: {
+    own, naive = (
+        {
             f"p = {p}": max(
-                values(rows, f"{form}: range in V's rows", f"K={states} p={p}", 0)
-                + values(rows, f"{form}: range of attention", f"K={states} p={p}", 0)
+                values(rows, f"{form}: {name}", f"K={STATES} p={p}").max()
+                for name in ("range in V's rows", "range of attention")
             )
             for p in CERTAIN
         }
         for form in ("grouped", "naive")
-    }
+    )
     return claim(
-        "random_walk.stays", max(ranges["grouped"].values()), states=states, size=FULL,
-        published=f"{1 / states:.3f}", baseline=min(ranges["naive"].values()), n=CERTAIN_SEEDS,
-        cases={name: (value, value) for name, value in ranges["grouped"].items()},
-        why="Training accuracy is the share of the commonest label.",
+        "random_walk.stays", max(own.values()), cases=own, baseline=min(naive.values()),
+        n=CERTAIN_SEEDS, states=STATES, chance=1 / STATES,
     )  # fmt: skip
 
 
 def run(form: str, steps: Steps) -> LabResult:
     """Returns the claims about the random walk."""
-    rows, claims = [], []
-    jobs: list[tuple[Any, Any, int]] = [(make, p, seed) for make in (uncertain, of_exact_shares)
-            for p in PROBABILITIES for seed in range(SEEDS[form])]  # fmt: skip
-    jobs += [(certain, p, seed) for p in CERTAIN for seed in range(CERTAIN_SEEDS)]
-    for make, p, seed in tqdm(jobs, desc="walks", unit="training"):
-        step = f"{make.__name__}-{STATES}-{p}-{seed}"
-        rows += steps.do(step, lambda: make(p, STATES, TOKENS, seed))  # noqa: B023
-    for p in PROBABILITIES:
-        claims += of_uncertain(rows, STATES, TOKENS, p)
-    claims.append(of_certain(rows, STATES))
-    escaped = sum(row[4] > 0.5 for row in rows if row[0] == "naive: training accuracy")
-    runs = sum(row[0] == "naive: training accuracy" for row in rows)
-    headline = HEADLINE.format(claims=claims, escaped=escaped, runs=runs)
-    return result("random_walk", form, headline, claims, rows)
+    makes = (uncertain, of_exact_shares)
+    kinds: list[Any] = [*product(makes, PROBABILITIES, range(SEEDS[form]))]
+    kinds += product((certain,), CERTAIN, range(CERTAIN_SEEDS))
+    jobs = {
+        f"{make.__name__}-{STATES}-{p}-{seed}": partial(make, p, STATES, TOKENS, seed)
+        for make, p, seed in kinds
+    }
+    rows = steps.rows(jobs, "walks")
+    claims = [row for p in PROBABILITIES for row in of_uncertain(rows, p)] + [of_certain(rows)]
+    naive = values(rows, "naive: training accuracy")
+    return result("random_walk", form, claims, rows, escaped=sum(naive > 0.5), runs=len(naive))
+
+
+def draw(found: LabResult) -> Any:
+    """Draws accuracy, attention and distances along training, and the certain walks' accuracy."""
+    figure, axes = panels(4, size=(16, 4.2))
+    for axis, quantity in zip(axes, ("accuracy", "attention on the parent"), strict=False):
+        for setting in (f"K={STATES} p={p}" for p in PROBABILITIES):
+            curve(axis, found.numbers(quantity, setting=setting), "o-", 0, label=setting)
+        words = {"title": quantity, "ylim": (0, 1.03), "xscale": "log"}
+        tidy(axis, 8 * (axis is axes[0]), xlabel="iteration", **words)
+    names = (("Pi", "-", r"$\Pi^T$"), ("root of Pi", ":", r"$\sqrt{\Pi^T}$"))
+    for name, line, words in names:
+        for colour, p in enumerate(PROBABILITIES):
+            setting = f"K={STATES} p={p}"
+            rows = found.numbers(f"exact: distance to {name}", setting=setting)
+            label = f"{setting}, to {words}"
+            curve(axes[2], rows, f"o{line}C{colour}", 0, label=label)
+    words = "distance of V's direction, exact shares"
+    tidy(axes[2], xlabel="iteration", title=words, xscale="log", yscale="log")
+    for colour, form in enumerate(("grouped", "naive")):
+        rows = found.numbers(f"{form}: training accuracy")
+        for place, (_, one) in enumerate(rows.groupby("setting")):
+            at = [place + colour * 0.4 + 0.025 * i for i in range(len(one))]
+            label = form if place == 0 else None
+            axes[3].plot(at, one["value"], "o", markersize=4, color=f"C{colour}", label=label)
+    axes[3].set_xticks([place + 0.3 for place in range(2)], [f"K={STATES} p={p}" for p in CERTAIN])
+    tidy(axes[3], title="certain walks: training accuracy, each seed", ylim=(0, 1.05))
+    return titled(figure, found)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,16 @@ by the best rotation, which is fitted on half of the images and used on the othe
 """
 
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
-from lab import LabResult, Steps, claim, main, mean_and_interval, result
+from drawing import curve, tidy, titled
+from lab import LabResult, Steps, claim, ends_of, main, mean_and_interval, result, texts
 from rules import short_of
-from tiny_mae import (
+from torch import Tensor
+from tqdm.auto import tqdm
+from train_tiny_mae import (
     MASK_RATIO,
     held_out_images,
     load_mae,
@@ -26,9 +30,7 @@ from tiny_mae import (
     read_gallery,
     removed_error,
     visible_pixels,
-)
-from torch import Tensor
-from tqdm.auto import tqdm
+)  # fmt: skip
 from twins import UNTRAINED, spread
 
 from crate_interp import HookedCrateMAE
@@ -39,12 +41,14 @@ MASKS = {"quick": 1, "full": 5}  # draws of the mask of each image
 RIDGE = 0.05  # of the linear prediction: times the mean variance of a pixel
 RIVALS = ("mean image", "nearest image", "linear")
 INVERSES = ("stream", "stream, rotated", "layer")
-
-HEADLINE = (
-    "The tiny CRATE-MAE fills in removed patches with a squared error of {claims[0][ours]:.2f} "
-    "({errors_of}). The streams of its decoder miss those of the encoder by {claims[3][ours]:.2f}, "
-    "and by {claims[4][ours]:.2f} after a rotation (relative error; 1 is no relation)."
-)
+LINES = (  # of the figure: who, what, style
+    ("trained", "stream", "o-C0"), ("untrained", "stream", "x:C0"),
+    ("trained", "layer", "o-C1"), ("untrained", "layer", "x:C1"),
+    ("trained", "copy", "--C2"),
+    ("trained", "stream, rotated", "s-C3"), ("untrained", "stream, rotated", "+:C3"),
+    ("trained", "stream, rotated, other image", "--C3"),
+    ("trained", "copy, rotated", "--C4"),
+)  # fmt: skip
 
 
 def linear_prediction(images: Tensor, seen: Tensor, gallery: Tensor) -> Tensor:
@@ -145,17 +149,12 @@ def inverse_spreads(mae: HookedCrateMAE, images: Tensor) -> dict[str, list[dict]
 
 def picture_claim(own: list[float], rival: list[float], who: str, random: float) -> dict:
     """Returns the claim that the network is better than a rival."""
-    difference, ends = mean_and_interval([a - b for a, b in zip(own, rival, strict=True)])
+    apart = [a - b for a, b in zip(own, rival, strict=True)]
     return claim(
-        f"reconstruction.{who}",
-        own,
-        cases={"difference": ends},
-        why=f"The paired difference is {difference:.3f}, {ends[0]:.3f} to {ends[1]:.3f}. Untrained "
-        f"networks have {random:.2f}.",
-        size=f"0.1 M parameters, {N_IMAGES} test images of Fashion-MNIST, {MASK_RATIO:.0%} removed",
-        baseline=sum(rival) / len(rival),
-        n=len(own),
-    )
+        f"reconstruction.{who}", own, cases={"difference": apart}, random=random,
+        baseline=sum(rival) / len(rival), difference=sum(apart) / len(apart), ends=ends_of(apart),
+        images=N_IMAGES, ratio=MASK_RATIO,
+    )  # fmt: skip
 
 
 def inverse_claim(what: str, own: dict, twins: list[dict]) -> dict:
@@ -167,18 +166,15 @@ def inverse_claim(what: str, own: dict, twins: list[dict]) -> dict:
         ends.append(mean_and_interval([twin[what][layer]["mean"] for twin in twins])[1])
         floors.append(min(low for low, _ in ends))
         cases[f"layer {layer}"] = short_of((place["low"], place["high"]), *ends)
-    place = {end: sum(p[end] for p in own[what]) / len(cases) for end in ("mean", "low", "high")}
-    return claim(
-        f"reconstruction.{what}",
-        place["mean"],
-        interval=(place["low"], place["high"]),
-        cases=cases,
-        why=f"{sum(high < 0 for _, high in cases.values())} of {len(cases)} layers lie below "
-        "another image, a copy and untrained networks. 1 is no relation, 0 an inverse.",
-        size=f"0.1 M parameters, {N_IMAGES} test images, no patch removed",
-        baseline=sum(floors) / len(floors),
-        n=N_IMAGES // 2 if "rotated" in what else N_IMAGES,
+    mean, low, high = (
+        sum(place[end] for place in own[what]) / len(cases) for end in ("mean", "low", "high")
     )
+    return claim(
+        f"reconstruction.{what}", mean, interval=(low, high), cases=cases, count=len(cases),
+        kept=sum(high < 0 for _, high in cases.values()), baseline=sum(floors) / len(floors),
+        n=N_IMAGES // 2 if "rotated" in what else N_IMAGES, images=N_IMAGES,
+        **texts("reconstruction")["inverse"],
+    )  # fmt: skip
 
 
 def masked(form: str, steps: Steps, images: Tensor) -> dict[tuple, list[float]]:
@@ -186,15 +182,14 @@ def masked(form: str, steps: Steps, images: Tensor) -> dict[tuple, list[float]]:
     networks = {("trained", 0): load_mae()}
     networks |= {("untrained", seed): make_mae(seed) for seed in UNTRAINED}
     found: dict[tuple, list] = {}
-    for ratio in tqdm(RATIOS[form], desc="mask ratios"):
-        for mask in range(MASKS[form]):
-            for (who, seed), mae in networks.items():
-                make = partial(errors, mae, images, ratio, mask)
-                values = steps.do(f"{who}-{seed}-{ratio}-{mask}", make)
-                found.setdefault((who, seed, ratio), []).append(values)
-            make = partial(rival_errors, images, ratio, mask)
-            for who, values in steps.do(f"rivals-{ratio}-{mask}", make).items():
-                found.setdefault((who, 0, ratio), []).append(values)
+    for ratio, mask in product(RATIOS[form], range(MASKS[form])):
+        for (who, seed), mae in tqdm(networks.items(), desc=f"mask ratio {ratio}"):
+            make = partial(errors, mae, images, ratio, mask)
+            kept = steps.do(f"{who}-{seed}-{ratio}-{mask}", make)
+            found.setdefault((who, seed, ratio), []).append(kept)
+        make = partial(rival_errors, images, ratio, mask)
+        for who, kept in steps.do(f"rivals-{ratio}-{mask}", make).items():
+            found.setdefault((who, 0, ratio), []).append(kept)
     return {key: torch.tensor(rows).mean(dim=0).tolist() for key, rows in found.items()}
 
 
@@ -224,48 +219,30 @@ def run(form: str, steps: Steps) -> LabResult:
                 for end, value in place.items():
                     numbers.append((f"inverse, {end}", f"{who}|{what}", seed, layer, value))
     errors_of = ", ".join(f"{row['baseline_is']} {row['baseline']:.2f}" for row in claims[:3])
-    headline = HEADLINE.format(claims=claims, errors_of=errors_of)
-    return result("reconstruction", form, headline, claims, numbers)
+    return result("reconstruction", form, claims, numbers, errors_of=errors_of)
 
 
 def draw(found: LabResult) -> Any:
     """Returns a figure: pictures on the left, errors of the inverse by layer on the right."""
     from matplotlib import pyplot
 
-    figure = pyplot.figure(figsize=(11, 5.4))
+    figure = pyplot.figure(figsize=(11, 5.4), layout="constrained")
     sides: Any = figure.subfigures(1, 2, width_ratios=(1.1, 1))
     left, right = sides
     draw_pictures(left)
     axis = right.subplots()
-    lines = (
-        ("trained", "stream", "o-C0"), ("untrained", "stream", "x:C0"),
-        ("trained", "layer", "o-C1"), ("untrained", "layer", "x:C1"),
-        ("trained", "copy", "--C2"),
-        ("trained", "stream, rotated", "s-C3"), ("untrained", "stream, rotated", "+:C3"),
-        ("trained", "stream, rotated, other image", "--C3"),
-        ("trained", "copy, rotated", "--C4"),
-    )  # fmt: skip
-    for who, what, style in lines:
-        table: Any = found.numbers("inverse, mean", setting=f"{who}|{what}")
-        axis.plot(table.groupby("place")["value"].mean(), style, label=f"{what}, {who}")
+    for who, what, style in LINES:
+        rows = found.numbers("inverse, mean", setting=f"{who}|{what}")
+        curve(axis, rows, style, 0, label=f"{what}, {who}")
     axis.set_xticks(range(4))
-    axis.set_xlabel("layer j of the decoder, against Z^{L-j-1}")
-    axis.set_ylabel("relative error at the best scale")
-    axis.set_ylim(0, 1.05)
+    words = "does the decoder invert the encoder? (0 it does, 1 no relation)"
+    tidy(axis, legend=0, xlabel="layer j of the decoder, against Z^{L-j-1}", ylim=(0, 1.05),
+         ylabel="relative error at the best scale")  # fmt: skip
+    axis.set_title(words, fontsize=9)
     axis.legend(fontsize=7, loc="lower right", ncols=2)
-    axis.set_title("does the decoder invert the encoder? (0 it does, 1 no relation)", fontsize=9)
     rows: Any = found.table()
-    error, stream, turned = (rows["ours"].iloc[row] for row in (0, 3, 4))
     rivals = ", ".join(f"{who} {rows['baseline'].iloc[row]:.2f}" for row, who in enumerate(RIVALS))
-    figure.suptitle(
-        f"Squared error of removed patches {error:.2f} ({rivals}); relative error of the decoder's "
-        f"streams {stream:.2f},\nafter a rotation {turned:.2f} (CRATE-MAE of 0.1 M parameters, "
-        f"{N_IMAGES} test images, {MASK_RATIO:.0%} of the patches removed on the left)",
-        fontsize=10,
-    )
-    for side in sides:
-        side.subplots_adjust(top=0.84)
-    return figure
+    return titled(figure, found, rivals=rivals, images=N_IMAGES, ratio=MASK_RATIO)
 
 
 @torch.no_grad()

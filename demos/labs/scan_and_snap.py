@@ -18,28 +18,19 @@ own scores, as if each had a query of its own. The baseline gives the decoder pe
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from lab import LabResult, Steps, claim, main, mean_and_interval, result
-from scan_and_snap_drawing import draw
+from drawing import curve, panels, tidy, titled
+from lab import LabResult, Steps, claim, descended, main, result, values
 from torch import Tensor
-from tqdm.auto import tqdm
 
 ANSWERS, DISTINCT, COMMON = 5, 4, 6
 RATE_Y, RATE_Z, ITERATIONS, EVERY = 1.0, 0.05, 6000, 30
 SEEDS = {"quick": 3, "full": 12}
-SIZE = f"{ANSWERS} answers, {DISTINCT} distinct tokens each, {COMMON} common (sizes are not given)"
 TOKENS = ANSWERS * DISTINCT + COMMON
-
-HEADLINE = (
-    "Scores of distinct tokens end at {claims[0][ours]:+.2f} and of common ones at "
-    "{claims[1][ours]:+.2f} (permuted answers {claims[0][baseline]:+.2f}, "
-    "{claims[1][baseline]:+.2f}); one B(t) leaves {left:.2%} of who wins unexplained, and the "
-    "published form of B(t) {claims[2][ours]:.1e} of its variance (a rival "
-    "{claims[2][baseline]:.1e})."
-)
 
 
 def frequencies(generator: torch.Generator) -> Tensor:
@@ -72,17 +63,15 @@ def trained(seed: int, permuted: bool) -> list[list]:
     begun = inputs(counts, torch.zeros_like(counts))
     z = torch.zeros(ANSWERS, TOKENS, dtype=torch.float64, requires_grad=True)
     y = torch.zeros(TOKENS, ANSWERS, dtype=torch.float64, requires_grad=True)
-    rows, setting = [], "permuted" if permuted else "trained"
-    for at in range(ITERATIONS + 1):
-        if at % EVERY == 0:
-            found = measured(z.detach(), begun)
-            rows += [[name, setting, seed, at, value] for name, value in found.items()]
+
+    def loss() -> Tensor:
         asked = torch.randperm(ANSWERS, generator=generator) if permuted else answers
-        slopes = torch.autograd.grad(loss_of(counts, z, y, asked), [z, y])
-        with torch.no_grad():
-            z -= RATE_Z * ANSWERS * slopes[0]  # the loss is a mean over answers
-            y -= RATE_Y * ANSWERS * slopes[1]
-    return rows
+        return loss_of(counts, z, y, asked)
+
+    rates = [RATE_Z * ANSWERS, RATE_Y * ANSWERS]  # the loss is a mean over answers
+    key = "permuted" if permuted else "trained", seed
+    look = lambda: measured(z, begun)  # noqa: E731
+    return descended([z, y], rates, loss, look, key, ITERATIONS, EVERY)
 
 
 def measured(z: Tensor, begun: Tensor) -> dict[str, float]:
@@ -109,30 +98,15 @@ def measured(z: Tensor, begun: Tensor) -> dict[str, float]:
     return {name: float(value) for name, value in found.items()} | {"error": float(np.mean(errors))}
 
 
-def series(rows: list[list], name: str, setting: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    chosen = [(r[3], r[4]) for r in rows if r[:3] == [name, setting, seed]]
-    at, values = zip(*chosen, strict=True)
-    return np.array(at, dtype=float), np.array(values)
-
-
 def published(t: np.ndarray, c0: float) -> np.ndarray:
     """Returns ln(C0 + 2K (eta_Z / eta_Y) ln^2(M eta_Y t / K)) of iterations t > 0."""
     inner = np.log(np.maximum(TOKENS * RATE_Y * t / ANSWERS, 1.0))
     return np.log(c0 + 2 * ANSWERS * (RATE_Z / RATE_Y) * inner**2)
 
 
-def shifted_log(t: np.ndarray, c0: float) -> np.ndarray:
-    """Returns ln(t - t[0] + c0), which is ln(t + C0) with any C0 for which it is defined."""
-    return np.log(t - t[0] + c0)
-
-
-def power(t: np.ndarray, c0: float) -> np.ndarray:
-    """Returns t^-c0: a line in it is a power of t, which nears a limit."""
-    return t**-c0
-
-
-# what the published form is compared with, by seed with the better one; each has three constants
-RIVALS = (shifted_log, power)
+# what the published form is compared with, by seed with the better one, each with three constants:
+# ln(t + C0) with any C0 for which it is defined, and a power of t, which nears a limit
+RIVALS = (lambda t, c0: np.log(t - t[0] + c0), lambda t, c0: t**-c0)
 
 
 def misfit(t: np.ndarray, b: np.ndarray, form: Callable = published) -> float:
@@ -142,7 +116,7 @@ def misfit(t: np.ndarray, b: np.ndarray, form: Callable = published) -> float:
     """
     from scipy.optimize import minimize_scalar
 
-    late = t > snap_time()
+    late = t > 2 * ANSWERS * math.log(TOKENS) / RATE_Y
     left = lambda c: left_by(form(t[late], math.exp(c)), b[late])  # noqa: E731
     best: Any = minimize_scalar(left, bounds=(-5.0, 8.0), method="bounded")
     return float(best.fun)
@@ -153,50 +127,59 @@ def left_by(form: np.ndarray, b: np.ndarray) -> float:
     return float(1 - np.corrcoef(form, b)[0, 1] ** 2)
 
 
-def snap_time() -> float:
-    return 2 * ANSWERS * math.log(TOKENS) / RATE_Y
-
-
-def against(rule: str, values: list[float], rivals: list[float], why: str) -> dict:
+def against(rule: str, own: np.ndarray, rivals: np.ndarray) -> dict:
     """Returns the claim about values by seed beside those of a rival, paired by seed.
 
     A score must also rise, or fall, by itself.
     """
-    cases = {"difference": mean_and_interval(np.subtract(values, rivals))[1]}
-    if rule in ("distinct", "common"):
-        cases["score"] = mean_and_interval(values)[1]
-    return claim(
-        f"scan_and_snap.{rule}", values, cases=cases, n=len(values), size=SIZE,
-        baseline=float(np.mean(rivals)), why=why,
-    )  # fmt: skip
+    cases = {"difference": own - rivals} | ({} if rule == "form" else {"score": own})
+    size: Any = {"answers": ANSWERS, "own": DISTINCT, "common": COMMON}
+    return claim(f"scan_and_snap.{rule}", own, cases=cases, baseline=rivals.mean(), **size)
 
 
-def claims_of(rows: list[list], seeds: range) -> list[dict]:
+def claims_of(rows: list[list], seeds: int) -> list[dict]:
     """Returns the claims about the end of the trainings, and about the curve B(t)."""
-    last = lambda name, kind: [series(rows, name, kind, seed)[1][-1] for seed in seeds]  # noqa: E731
     found = [
-        against(name, last(of, "trained"), last(of, "permuted"), "Both start alike.")
-        for name, of in (("distinct", "distinct"), ("common", "common"))
+        against(name, *(values(rows, name, kind, ITERATIONS) for kind in ("trained", "permuted")))
+        for name in ("distinct", "common")
     ]
-    curves = [series(rows, "growth", "trained", seed) for seed in seeds]
-    fits = [misfit(*curve) for curve in curves]
-    rivals = [min(misfit(*curve, form) for form in RIVALS) for curve in curves]
-    found.append(against("form", fits, rivals, "Each has three constants."))
-    return found
+    t = np.arange(0.0, ITERATIONS + 1, EVERY)
+    curves = values(rows, "growth", "trained").reshape(seeds, -1)
+    rivals = [min(misfit(t, b, form) for form in RIVALS) for b in curves]
+    return [*found, against("form", np.array([misfit(t, b) for b in curves]), np.array(rivals))]
 
 
 def run(form: str, steps: Steps) -> LabResult:
     """Returns the claims about scan and snap."""
-    rows: list[list] = []
-    jobs = [(seed, kind) for seed in range(SEEDS[form]) for kind in (False, True)]
-    for seed, kind in tqdm(jobs, desc="scan and snap", unit="training"):
-        step = f"{seed}-{'permuted' if kind else 'trained'}"
-        rows += steps.do(step, lambda: trained(seed, kind))  # noqa: B023
-    claims = claims_of(rows, range(SEEDS[form]))
-    left = np.mean([row[4] for row in rows if row[:2] == ["error", "trained"]
-                    and row[3] == ITERATIONS])  # fmt: skip
-    headline = HEADLINE.format(claims=claims, left=left)
-    return result("scan_and_snap", form, headline, claims, rows)
+    jobs = {
+        f"{seed}-{kind}": partial(trained, seed, kind == "permuted")
+        for seed in range(SEEDS[form])
+        for kind in ("trained", "permuted")
+    }
+    rows = steps.rows(jobs, "scan and snap")
+    left = values(rows, "error", "trained", ITERATIONS).mean()
+    return result("scan_and_snap", form, claims_of(rows, SEEDS[form]), rows, left=left)
+
+
+def draw(found: LabResult) -> Any:
+    """Draws the scores, the growth B(t), and what one B leaves unexplained, over iterations."""
+    figure, axes = panels(3)
+    lines = [(0, name, setting, line + colour, f"{name}, {setting}")
+             for name, colour in (("distinct", "C0"), ("common", "C1"))
+             for setting, line in (("trained", "-"), ("permuted", ":"))]  # fmt: skip
+    lines += [
+        (1, "growth", "trained", "-C0", "measured"),
+        (2, "error", "trained", "-C0", "trained"),
+        (2, "error", "permuted", ":C0", "permuted answers"),
+    ]
+    for at, name, setting, style, words in lines:
+        rows = found.numbers(name, setting=setting)
+        curve(axes[at], rows[rows["place"] > 0], style, 0.15, label=words)
+    tidy(axes[0], xlabel="iteration", title="mean score of tokens")
+    tidy(axes[1], xlabel="iteration", title="B(t), the growth of who wins", xscale="log")
+    words = "share of who wins that one B leaves"
+    tidy(axes[2], xlabel="iteration", title=words, yscale="log")
+    return titled(figure, found)
 
 
 if __name__ == "__main__":

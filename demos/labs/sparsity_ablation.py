@@ -8,38 +8,142 @@ baseline of their sparsity is what the threshold does before training. Published
 70.8 % on ImageNet with lambda .02 or .1 and 70.5 % with .5 (arXiv 2306.01129, appendix).
 """
 
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
-from ablated import (
-    CORRUPTIONS,
-    code_share,
-    digits,
-    hits,
-    make_digits_model,
-    random_signs,
-    threshold,
-    train_on_digits,
-)
-from lab import LabResult, Steps, claim, main, mean_and_interval, result
-from tqdm.auto import tqdm
+import torch.nn.functional as F
+from drawing import curve, panels, tidy, titled
+from lab import LabResult, Steps, claim, main, result
+from torch import Tensor
 from twins import FASHION, images_of
 
 import crate_interp as ci
+from crate_interp import CrateConfig, HookedCrate
 from crate_interp.stats.intervals import paired_shares
 
+LR, BATCH, DECAY = 3e-3, 64, 0.05
+CORRUPTIONS = ("clean", "pixel noise", "shift", "code noise")
+PIXEL_NOISE, CODE_NOISE = 0.5, 0.5  # of the standard deviation of pixels, of the size of a code
 OWN, OTHER, TRAINED_AT = 0.1, (0.0, 0.05, 0.2, 0.5, 1.0), (0.0, 0.1, 0.5)
 SEEDS, TRAIN_STEPS = {"quick": 3, "full": 10}, {"quick": 300, "full": 600}
 SHIFT = {"fashion": (3, 3), "digits": (1, 0)}  # down, right; digits at (1, 1) are read by chance
 
-HEADLINE = (
-    "Training with lambda .5 in place of .1 changes accuracy by {accuracy} ({seeds}), and in place "
-    "of 0 the share of nonzeros by {nonzeros} beyond the {untrained:.1f} by which the threshold "
-    "alone, before training, changes it. To set lambda to 0 in a trained network changes its "
-    "accuracy by {in_trained}."
-)
+MEASURED = (*CORRUPTIONS, "l0")
+
+
+@contextmanager
+def threshold(model: Any, lambd: float) -> Iterator[Any]:
+    """Gives all sparse steps the threshold `lambd` while the context is open."""
+    before = [block.mlp.lambd for block in model.blocks]
+    try:
+        for block in model.blocks:
+            block.mlp.lambd = lambd
+        yield model
+    finally:
+        for block, own in zip(model.blocks, before, strict=True):
+            block.mlp.lambd = own
+
+
+def shifted(images: Tensor, shift: tuple[int, int]) -> Tensor:
+    """Returns images moved by (down, right) pixels; the edge is filled with their least value."""
+    down, right = shift
+    padded = F.pad(images, (right, 0, down, 0), value=float(images.min()))
+    return padded[..., : images.shape[-2], : images.shape[-1]]
+
+
+def noisy_codes(seed: int) -> list[tuple[Any, Any]]:
+    """Returns the hooks that add noise to every code: half of its root mean square, by layer."""
+    random = torch.Generator().manual_seed(seed)
+
+    def add(code: Tensor, hook: Any) -> Tensor:
+        size = code.square().mean().sqrt()
+        return code + CODE_NOISE * size * torch.randn(code.shape, generator=random)
+
+    return [(lambda name: name.endswith("mlp.hook_post"), add)]
+
+
+def random_signs(model: Any, lambd: float, seed: int) -> list[tuple[Any, Any]]:
+    """Returns the hooks that move what the ReLU reads by eta lambd, up or down at random.
+
+    As far as a threshold that changes by lambd moves it, but each coordinate in its own direction.
+    """
+    random = torch.Generator().manual_seed(seed)
+    cfg = model.cfg
+    signs = 2.0 * torch.randint(2, (cfg.n_layers, cfg.d_model), generator=random) - 1
+
+    def move(pre: Tensor, hook: Any) -> Tensor:
+        return pre + cfg.eta * lambd * signs[hook.layer()]
+
+    return [(lambda name: name.endswith("mlp.hook_pre"), move)]
+
+
+@torch.no_grad()
+def hits(
+    model: Any, images: Tensor, labels: Tensor, how: str, shift: tuple[int, int]
+) -> list[float]:
+    """Returns 1 for each image whose largest logit is its label's, else 0, under a corruption."""
+    hooks: list = noisy_codes(0) if how == "code noise" else []
+    if how == "pixel noise":
+        random = torch.Generator().manual_seed(0)
+        images = images + PIXEL_NOISE * torch.randn(images.shape, generator=random)
+    if how == "shift":
+        images = shifted(images, shift)
+    logits = model.run_with_hooks(images, fwd_hooks=hooks)
+    return (logits.argmax(dim=-1) == labels).float().tolist()
+
+
+@torch.no_grad()
+def code_share(model: Any, images: Tensor) -> list[float]:
+    """Returns the share of entries of Z^{l+1} that are not 0, by layer: |Z|_0 / (d N)."""
+    names = [f"blocks.{layer}.mlp.hook_post" for layer in range(model.cfg.n_layers)]
+    _, cached = model.run_with_cache(images, names_filter=names)
+    return [(cached[name] != 0).float().mean().item() for name in names]
+
+
+@cache
+def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns scikit-learn's 8x8 digits: 1,437 images and labels to train, 360 to test."""
+    from sklearn.datasets import load_digits
+
+    data: Any = load_digits()
+    order = np.random.default_rng(0).permutation(len(data.images))
+    pixels = torch.from_numpy(data.images[order]).float()[:, None]
+    pixels = (pixels - pixels.mean()) / pixels.std()
+    labels = torch.from_numpy(data.target[order])
+    return pixels[:-360], labels[:-360], pixels[-360:], labels[-360:]
+
+
+def make_digits_model(lambd: float, seed: int) -> HookedCrate:
+    """Returns an untrained CRATE for digits: patch 2 (17 tokens), d 48, 3 layers, 4 heads."""
+    size: dict[str, Any] = dict(
+        d_model=48, n_layers=3, n_heads=4, image_size=8, patch_size=2, channels=1, n_classes=10
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return HookedCrate(CrateConfig(family="crate", **size, lambd=lambd)).eval()
+
+
+def train_on_digits(lambd: float, seed: int, steps: int) -> HookedCrate:
+    """Returns a CRATE trained on digits; order and start depend on the seed alone."""
+    images, labels, _, _ = digits()
+    model = make_digits_model(lambd, seed).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=DECAY)
+    random = torch.Generator().manual_seed(seed)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for _ in range(steps):
+        rows = torch.randint(len(images), (BATCH,), generator=random)
+        loss = F.cross_entropy(model(images[rows]), labels[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    return model.eval()
 
 
 def after_training(lambd: float) -> dict[str, list[float]]:
@@ -70,11 +174,6 @@ def in_training(lambd: float, seed: int, steps: int) -> dict[str, float]:
     return means | {"l0": sum(shares) / len(shares)}
 
 
-def difference(a: list[float], b: list[float]) -> tuple[float, tuple[float, float]]:
-    """Returns mean and interval of the paired difference a - b."""
-    return mean_and_interval([x - y for x, y in zip(a, b, strict=True)])
-
-
 def hits_interval(a: list[float], b: list[float]) -> tuple[float, float]:
     """Returns Tango's interval of the paired difference a - b of hits, each 0 or 1."""
     found = paired_shares(np.subtract(a, b)[:, None])
@@ -83,36 +182,19 @@ def hits_interval(a: list[float], b: list[float]) -> tuple[float, float]:
 
 def training_claims(found: dict[float, list[dict]], start: dict[float, list[dict]]) -> list[dict]:
     """Returns the claims on networks trained with different lambdas; start: before training."""
-    seeds = len(found[0.0])
-    size = f"digits, 17 tokens, d 48, 3 layers, {seeds} seeds"
-    values = {
-        (lambd, what): [run[what] for run in runs]
-        for lambd, runs in found.items()
-        for what in (*CORRUPTIONS, "l0")
-    }
-    own = values[OWN, "clean"]
-    claims = [
-        claim("sparsity_ablation.same", np.subtract(values[0.5, "clean"], own).tolist(),
-              published="70.5 % against 70.8 % (CRATE-B, ImageNet)", size=size, n=seeds,
-              baseline=sum(own) / seeds, why="Paired by seed."),
-    ]  # fmt: skip
+    of = lambda table, lambd, what: np.array([run[what] for run in table[lambd]])  # noqa: E731
+    own = of(found, OWN, "clean")
+    claims = [claim("sparsity_ablation.same", of(found, 0.5, "clean") - own, baseline=own.mean())]
     for lambd in TRAINED_AT[1:]:
-        moved = np.subtract(values[lambd, "l0"], values[0.0, "l0"])
-        at_start = [[run["l0"] for run in start[at]] for at in (lambd, 0.0)]
-        alone = np.subtract(at_start[0], at_start[1])
+        moved, alone = (of(each, lambd, "l0") - of(each, 0.0, "l0") for each in (found, start))
         claims.append(
-            claim("sparsity_ablation.sparser", (moved - alone).tolist(), lambd=lambd, size=size,
-                  baseline=float(alone.mean()), n=seeds,
-                  why=f"In all the share changes by {moved.mean():+.4f}. Paired by seed.")
+            claim("sparsity_ablation.sparser", moved - alone, lambd=lambd, moved=moved.mean(),
+                  baseline=alone.mean())
         )  # fmt: skip
     for how in CORRUPTIONS[1:]:
-        fall = {
-            lambd: np.subtract(values[lambd, "clean"], values[lambd, how]) for lambd in (0.0, 0.5)
-        }
-        claims.append(
-            claim("sparsity_ablation.saves", (fall[0.0] - fall[0.5]).tolist(), how=how, size=size,
-                  baseline=float(fall[0.0].mean()), n=seeds, why="Paired by seed.")
-        )  # fmt: skip
+        without, high = (of(found, at, "clean") - of(found, at, how) for at in (0.0, 0.5))
+        words = {"baseline": without.mean(), "how": how}
+        claims.append(claim("sparsity_ablation.saves", without - high, **words))
     return claims
 
 
@@ -124,10 +206,9 @@ def loses_claim(after: dict[float, dict], moved: list[float]) -> dict:
     own, none = after[OWN]["clean"], after[0.0]["clean"]
     ends = hits_interval(none, own)
     return claim(
-        "sparsity_ablation.loses", float(np.subtract(none, own).mean()), interval=ends,
-        cases={"change": ends, "beyond": hits_interval(none, moved)}, n=len(own),
-        baseline=float(np.subtract(moved, own).mean()), size=f"{FASHION}, {len(own)} test images",
-        why="Tango's interval of paired shares.",
+        "sparsity_ablation.loses", np.subtract(none, own).mean(), interval=ends, n=len(own),
+        cases={"change": ends, "beyond": hits_interval(none, moved)},
+        baseline=np.subtract(moved, own).mean(),
     )  # fmt: skip
 
 
@@ -136,84 +217,54 @@ def run(form: str, steps: Steps) -> LabResult:
     after = {
         lambd: steps.do(f"after-{lambd}", partial(after_training, lambd)) for lambd in (OWN, *OTHER)
     }
-    found: dict[float, list[dict]] = {lambd: [] for lambd in TRAINED_AT}
-    for seed in tqdm(range(SEEDS[form]), desc="digits", unit="seed"):
-        for lambd in TRAINED_AT:
-            make = partial(in_training, lambd, seed, TRAIN_STEPS[form])
-            found[lambd].append(steps.do(f"digits-{lambd}-{seed}", make))
-    start = {
-        lambd: [
-            steps.do(f"start-{lambd}-{seed}", partial(in_training, lambd, seed, 0))
-            for seed in range(SEEDS[form])
-        ]
-        for lambd in TRAINED_AT
-    }
+    runs, updates = [*product(TRAINED_AT, range(SEEDS[form]))], TRAIN_STEPS[form]
+    jobs = {f"digits-{at}-{seed}": partial(in_training, at, seed, updates) for at, seed in runs}
+    jobs |= {f"start-{at}-{seed}": partial(in_training, at, seed, 0) for at, seed in runs}
+    made = steps.all(jobs, "digits")
+    found, start = (
+        {at: [made[f"{what}-{at}-{seed}"] for seed in range(SEEDS[form])] for at in TRAINED_AT}
+        for what in ("digits", "start")
+    )
     moved = steps.do("moved", moved_at_random)
     claims = [*training_claims(found, start), loses_claim(after, moved)]
-    same, sparser = claims[0], claims[2]
-    seeds = f"digits, {SEEDS[form]} seeds"
-    headline = HEADLINE.format(
-        accuracy=points(same),
-        seeds=seeds,
-        nonzeros=points(sparser),
-        untrained=100 * sparser["baseline"],
-        in_trained=points(claims[6]),
-    )
-    return result("sparsity_ablation", form, headline, claims, rows(after, found))
+    numbers: list[tuple] = [
+        (what, f"{FASHION}|{lambd}", 0, 0, sum(hit) / len(hit))
+        for lambd, table in after.items() for what, hit in table.items()
+    ]  # fmt: skip
+    for lambd, seed in runs:
+        table = found[lambd][seed]
+        numbers += [(what, f"digits|{lambd}", seed, 0, value) for what, value in table.items()]
+    return result(
+        "sparsity_ablation", form, claims, numbers, accuracy=points(claims[0]),
+        seeds=f"digits, {SEEDS[form]} seeds", nonzeros=points(claims[2]),
+        untrained=100 * claims[2]["baseline"], in_trained=points(claims[6]),
+    )  # fmt: skip
 
 
-def points(row: dict) -> str:
+def points(row: Any) -> str:
     """Returns a claim's number and its interval in points, as -0.8 points [-2.0, 0.4]."""
     ours, low, high = (100 * row[end] for end in ("ours", "low", "high"))
     return f"{ours:.1f} points [{low:.1f}, {high:.1f}]"
 
 
-def rows(after: dict[float, dict], found: dict[float, list[dict]]) -> list[tuple]:
-    """Returns the rows of numbers; setting: model|lambda."""
-    numbers: list[tuple] = []
-    for lambd, table in after.items():
-        for what, values in table.items():
-            mean = sum(values) / len(values)
-            numbers.append((what, f"{FASHION}|{lambd}", 0, 0, mean))
-    for lambd, runs in found.items():
-        for seed, table in enumerate(runs):
-            for what, value in table.items():
-                numbers.append((what, f"digits|{lambd}", seed, 0, value))
-    return numbers
-
-
 def draw(found: LabResult) -> Any:
     """Returns a figure: accuracy and nonzeros by lambda, after training and in training."""
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(10.5, 4.2), sharey=True)
+    figure, axes = panels(2, size=(10.5, 4.2), sharey=True)
     places = {
         FASHION: ("lambda set after training with .1", sorted((OWN, *OTHER))),
         "digits": ("lambda in training", list(TRAINED_AT)),
     }
     for axis, (name, (words, lambdas)) in zip(axes, places.items(), strict=True):
-        for what in (*CORRUPTIONS, "l0"):
-            rows: list[Any] = [found.numbers(what, setting=f"{name}|{v}")["value"] for v in lambdas]
+        for what in MEASURED:
+            rows = found.numbers(what)
+            at = {f"{name}|{lambd}": place for place, lambd in enumerate(lambdas)}
+            rows = rows.assign(place=rows["setting"].map(at)).dropna()
             label = "nonzeros of the code" if what == "l0" else f"accuracy, {what}"
-            style = "k--" if what == "l0" else "-"
-            x = range(len(lambdas))
-            (line,) = axis.plot(x, [v.mean() for v in rows], style, marker="o", label=label)
-            low, high = [v.min() for v in rows], [v.max() for v in rows]
-            axis.fill_between(x, low, high, alpha=0.2, color=line.get_color())
+            curve(axis, rows, "k--" if what == "l0" else "-", marker="o", label=label)
         axis.set_xticks(range(len(lambdas)), [f"{v:g}" for v in lambdas])
-        axis.set_xlabel(words)
-        axis.set_title(name, fontsize=10)
+        tidy(axis, legend=0, xlabel=words, title=name)
     axes[0].set_ylim(0, 1.02)
-    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=8, loc="lower center", ncols=5)
-    same: Any = found.table().iloc[0]
-    figure.suptitle(
-        f"Training with lambda .5 in place of .1 changes accuracy by {points(same)}\n(right: "
-        f"digits, {same['n']} seeds, shaded: their range; left: 256 test images of "
-        "Fashion-MNIST, 0.3 M parameters, one network)",
-        fontsize=11,
-    )
-    figure.tight_layout(rect=(0, 0.07, 1, 1))
-    return figure
+    return titled(figure, found, axes[0], 5, same=points(found.table().iloc[0]))
 
 
 if __name__ == "__main__":

@@ -10,14 +10,16 @@ among the numbers. The paper's term counts entries, which has no gradient; "l1" 
 their sizes in its place.
 """
 
+from functools import partial
+from itertools import combinations, product
 from typing import Any, Literal
 
 import layerwise
+import numpy as np
 import pandas as pd
 import zoo
+from drawing import interval, level, panels, tidy, titled
 from lab import LabResult, Steps, claim, main, result
-from srr_regularizer_drawing import draw
-from tqdm.auto import tqdm
 from training import learning_rate
 from zoo import NAMES, Recipe
 
@@ -32,12 +34,10 @@ STEPS = {"quick": 200, "full": zoo.STEPS}
 MAIN = (1e-3, "l0")  # weight and what stands for the count: those of the claims
 # one layer's measure is 5 to 10 nats: the weights make it .01 to 1 times a start of ln 10
 ARMS = {"quick": (MAIN,), "full": (MAIN, (1e-2, "l0"), (1e-1, "l0"), (1e-3, "l1"))}
-COLUMNS = ("accuracy", "measure")
-
-HEADLINE = (
-    "The term raises accuracy beyond its interval in {sure} of {variants} variants: {words} "
-    "points; two seeds differ by {least:.2f} to {most:.2f}."
-)
+COLUMNS = {
+    "accuracy": "accuracy with the term less without it, points",
+    "measure": "R^c - R of the last layer, with less without, nats",
+}
 
 
 def trained(
@@ -59,18 +59,15 @@ def trained(
 
 def gathered(form: str, steps: Steps) -> pd.DataFrame:
     """Returns a row for each training: variant, seed, weight, penalty, accuracy and measure."""
-    arms = [(0.0, "l0"), *ARMS[form]]
-    jobs = [
-        (recipe, arm) for recipe in zoo.zoo()
-        if recipe.seed in SEEDS[form] and recipe.variant in PUBLISHED for arm in arms
-    ]  # fmt: skip
-    rows = []
-    for recipe, arm in tqdm(jobs, desc="regulariser", unit="training"):
-        name = f"{recipe.name}-{arm[0]:g}-{arm[1]}"
-        found = steps.do(name, lambda recipe=recipe, arm=arm: trained(recipe, STEPS[form], *arm))
-        key = {"variant": recipe.variant, "seed": recipe.seed, "weight": arm[0], "penalty": arm[1]}
-        rows.append(key | found)
-    return pd.DataFrame(rows)
+    recipes = [r for r in zoo.zoo() if r.seed in SEEDS[form] and r.variant in PUBLISHED]
+    keys, jobs = [], {}
+    for recipe, (weight, penalty) in product(recipes, [(0.0, "l0"), *ARMS[form]]):
+        make = partial(trained, recipe, STEPS[form], weight, penalty)
+        jobs[f"{recipe.name}-{weight:g}-{penalty}"] = make
+        keys.append((recipe.variant, recipe.seed, weight, penalty))
+    found = steps.all(jobs, "regulariser").values()
+    index = pd.MultiIndex.from_tuples(keys, names=["variant", "seed", "weight", "penalty"])
+    return pd.DataFrame(list(found), index=index).reset_index()
 
 
 def gains(table: pd.DataFrame, variant: str, arm: tuple, column: str) -> list[float]:
@@ -83,47 +80,59 @@ def gains(table: pd.DataFrame, variant: str, arm: tuple, column: str) -> list[fl
 
 def spread(table: pd.DataFrame, variant: str) -> float:
     """Returns the mean absolute difference in accuracy of two seeds without the term."""
-    values = table[(table["variant"] == variant) & (table["weight"] == 0)]["accuracy"].tolist()
-    pairs = [abs(a - b) for place, a in enumerate(values) for b in values[:place]]
+    own = table[(table["variant"] == variant) & (table["weight"] == 0)]["accuracy"]
+    pairs = [abs(b - a) for b, a in combinations(own, 2)]
     return sum(pairs) / len(pairs)
 
 
-def of_variant(table: pd.DataFrame, variant: str, size: str) -> dict:
-    """Returns the claim about accuracy; why tells whether the term did anything."""
+def of_variant(table: pd.DataFrame, variant: str, updates: int) -> dict:
+    """Returns the claim about accuracy; its texts tell whether the term did anything."""
     before, after = PUBLISHED[variant]
-    moved = gains(table, variant, MAIN, "measure")
     return claim(
         "srr_regularizer.accuracy", gains(table, variant, MAIN, "accuracy"),
-        variant=NAMES[variant], n=len(set(table["seed"])), size=size,
-        published=f"{before} to {after}", baseline=spread(table, variant),
-        why=f"Paired by seed. R^c - R changes by {sum(moved) / len(moved):.3g} on test images.",
+        variant=NAMES[variant], updates=updates, before=before, after=after,
+        baseline=spread(table, variant), moved=np.mean(gains(table, variant, MAIN, "measure")),
     )  # fmt: skip
 
 
 def run(form: str, steps: Steps) -> LabResult:
     """Returns the claims about the regulariser."""
-    table = gathered(form, steps)
-    n, updates = len(SEEDS[form]), STEPS[form]
-    size = f"digits 8x8, d = 32, 4 layers, {updates} updates, {n} seeds (published: CIFAR, 1 run)"
-    claims = [of_variant(table, variant, size) for variant in PUBLISHED]
+    table, updates = gathered(form, steps), STEPS[form]
+    claims = [of_variant(table, variant, updates) for variant in PUBLISHED]
     rows = [
         [column, f"{NAMES[row['variant']]}, weight {row['weight']:g} {row['penalty']}",
          row["seed"], updates, row[column]]
         for row in table.to_dict("records") for column in COLUMNS
     ]  # fmt: skip
-    words = ", ".join(
+    said = ", ".join(
         f"{NAMES[variant]} {row['ours']:+.2f} ({row['low']:.2f} to {row['high']:.2f})"
         for variant, row in zip(PUBLISHED, claims, strict=True)
     )
+    beside = [row["baseline"] for row in claims]
     sure = sum(row["answer"] == "supported" for row in claims)
-    headline = HEADLINE.format(
-        sure=sure,
-        variants=len(claims),
-        words=words,
-        least=min(row["baseline"] for row in claims),
-        most=max(row["baseline"] for row in claims),
-    )
-    return result("srr_regularizer", form, headline, claims, rows)
+    words = {"sure": sure, "variants": len(claims), "said": said}
+    most = {"least": min(beside), "most": max(beside)}
+    return result("srr_regularizer", form, claims, rows, **words, **most)
+
+
+def draw(found: LabResult) -> Any:
+    """Draws the change by the term for each variant and weight: seeds as dots, mean, interval."""
+    figure, axes = panels(2, size=(13, 4.6))
+    names, arms = [NAMES[variant] for variant in PUBLISHED], ARMS[found.meta["form"]]
+    for axis, (quantity, words) in zip(axes, COLUMNS.items(), strict=True):
+        groups = found.numbers(quantity).groupby("setting")["value"]
+        by = {setting: rows.to_numpy() for setting, rows in groups}
+        for (place, arm), (row, name) in product(enumerate(arms), enumerate(names)):
+            label = f"weight {arm[0]:g} {arm[1]}"
+            moved = by[f"{name}, {label}"] - by[f"{name}, weight 0 l0"]
+            at = row + 0.8 * ((place + 0.5) / len(arms) - 0.5)
+            axis.plot([at] * len(moved), moved, ".", color=f"C{place}", alpha=0.4)
+            interval(axis, at, moved, color=f"C{place}", capsize=3, label=None if row else label)
+        level(axis, 0)
+        axis.set_xticks(range(len(names)), names)
+        tidy(axis, legend=8 * (quantity == "accuracy"), ylabel=words)
+    size = found.table()["size"].iloc[0].split(" (")[0]
+    return titled(figure, found, size=size, sure=sum(found.table()["answer"] == "supported"))
 
 
 if __name__ == "__main__":

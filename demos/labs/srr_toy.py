@@ -10,16 +10,14 @@ are. The answer depends if the regimes differ.
 """
 
 from functools import partial
+from itertools import product
 from typing import Any
 
-import numpy as np
 import torch
-from lab import LabResult, Steps, claim, main, mean_and_interval, result
-from matplotlib import pyplot
-from matplotlib.figure import Figure
+from drawing import level, panels, tidy, titled
+from lab import LabResult, Steps, claim, ends_of, main, result, values
 from rules import highest, lowest
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from crate_interp.measures import (
     attention_step,
@@ -38,12 +36,6 @@ P = D // HEADS
 SEEDS = {"quick": 5, "full": 20}
 # eps, and kappa a: the step in units of 1 / a
 REGIMES = {"all x below 1 at first": (10.0, 0.1), "most x above 1": (0.5, 1e-4)}
-
-HEADLINE = (
-    "Rule (b), the gradient of the Taylor bound, changes R^c by {low:.3g} nats where x is below 1 "
-    "and by {high:+.3g} where it is above, so that it rises depends on the regime; {as_said} of "
-    "the {rules} rules whose way is not forced move R^c as the paper says in both."
-)
 
 
 def transposed_step(z: Tensor, u: Tensor, eps: float, kappa: float) -> Tensor:
@@ -107,13 +99,11 @@ def passed(rule: str, regime: str, seed: int) -> list[list]:
     return rows
 
 
-def summed(rows: list[list], quantity: str, setting: str) -> list[float]:
-    """Returns a quantity summed over layers, for each seed."""
-    totals: dict[int, float] = {}
-    for key, name, seed, _, value in rows:
-        if (key, name) == (quantity, setting):
-            totals[seed] = totals.get(seed, 0.0) + value
-    return list(totals.values())
+def summed(rows: list[list], quantity: str, rule: str) -> list[Any]:
+    """Returns a quantity summed over layers by seed, for each regime."""
+    return [
+        sum(values(rows, quantity, f"{rule}: {regime}").reshape(-1, LAYERS).T) for regime in REGIMES
+    ]
 
 
 def of_rule(rows: list[list], rule: str) -> dict:
@@ -123,54 +113,45 @@ def of_rule(rows: list[list], rule: str) -> dict:
     """
     words, both = ("falls", highest) if RULES[rule][2] < 0 else ("rises", lowest)
     moved, random = (
-        [np.array(summed(rows, quantity, f"{rule}: {regime}")) for regime in REGIMES]
-        for quantity in ("change", "change by a random step")
+        summed(rows, quantity, rule) for quantity in ("change", "change by a random step")
     )
     cases = {
-        regime: both(*(mean_and_interval(each)[1] for each in (change, change - other)))
+        regime: both(ends_of(change), ends_of(change - other))
         for regime, change, other in zip(REGIMES, moved, random, strict=True)
     }
-    return claim(
-        f"srr_toy.{words}", moved[0].tolist(), rule_=rule, published=words, cases=cases,
-        baseline=float(random[0].mean()), n=len(moved[0]),
-        size="our constants: those of the paper are lost", why="The number is of the first regime.",
-    )  # fmt: skip
+    return claim(f"srr_toy.{words}", moved[0], rule_=rule, cases=cases, baseline=random[0].mean())
 
 
 def run(form: str, steps: Steps) -> LabResult:
     """Returns the claims about the rules in both regimes."""
-    jobs = [(rule, regime, seed) for rule in RULES for regime in REGIMES
-            for seed in range(SEEDS[form])]  # fmt: skip
-    rows: list[list] = []
-    for rule, regime, seed in tqdm(jobs, desc="rules", unit="run"):
-        name = f"{list(RULES).index(rule)}-{list(REGIMES).index(regime)}-{seed}"
-        rows += steps.do(name, partial(passed, rule, regime, seed))
+    jobs = {
+        f"{list(RULES).index(rule)}-{list(REGIMES).index(regime)}-{seed}":
+            partial(passed, rule, regime, seed)
+        for rule, regime, seed in product(RULES, REGIMES, range(SEEDS[form]))
+    }  # fmt: skip
+    rows = steps.rows(jobs, "rules")
     claims = [of_rule(rows, rule) for rule in RULES if RULES[rule][2]]
-    low, high = (
-        np.mean(summed(rows, "change", f"(b) gradient of the Taylor bound: {regime}"))
-        for regime in REGIMES
-    )
+    low, high = (each.mean() for each in summed(rows, "change", "(b) gradient of the Taylor bound"))
     as_said = sum(row["answer"] == "supported" for row in claims)
-    headline = HEADLINE.format(low=low, high=high, as_said=as_said, rules=len(claims))
-    return result("srr_toy", form, headline, claims, rows)
+    words = {"low": low, "high": high, "as_said": as_said, "rules": len(claims)}
+    return result("srr_toy", form, claims, rows, **words)
 
 
-def draw(found: LabResult) -> Figure:
+def draw(found: LabResult) -> Any:
     """Draws what the steps have changed up to each layer, a panel for each regime."""
-    figure, axes = pyplot.subplots(1, 2, figsize=(12, 4.2), layout="constrained")
-    numbers: Any = found.numbers("change")
+    figure, axes = panels(2, size=(12, 4.2))
     for axis, regime in zip(axes, REGIMES, strict=True):
         for rule in RULES:
-            rows = numbers[numbers["setting"] == f"{rule}: {regime}"]
+            rows = found.numbers("change", setting=f"{rule}: {regime}")
             wide = rows.pivot(index="place", columns="seed", values="value").cumsum()
             line = "--" if rule in ("CRATE-N", "(d) third-order term") else "-"  # lie on others
             axis.plot(wide.index + 1, wide.mean(axis=1), line, label=rule, marker=".")
-        axis.axhline(0, color="black", linewidth=0.5)
+        level(axis, 0)
         axis.set_yscale("symlog", linthresh=1e-3 if "above" in regime else 1e-2)
-        axis.set(title=regime, xlabel="layer", ylabel="change of R^c by the steps so far, nats")
+        words = "change of R^c by the steps so far, nats"
+        tidy(axis, legend=0, title=regime, xlabel="layer", ylabel=words)
     axes[1].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
-    figure.suptitle("Rule (b) lowers R^c below x = 1 and raises it above (constants are ours)")
-    return figure
+    return titled(figure, found)
 
 
 if __name__ == "__main__":

@@ -10,27 +10,27 @@ curves change their course, beside how many would by chance.
 """
 
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
 import zoo
-from lab import LabResult, Steps, claim, main, mean_and_interval, result
+from drawing import curve, level, panels, tidy, titled
+from lab import LabResult, Steps, claim, ends_of, main, result, values
 from layerwise import FRAMES
-from tqdm.auto import tqdm
 from training import learning_rate
-from training_lens_drawing import draw
 
 import crate_interp as ci
 
 SEEDS = {"quick": 2, "full": 5}
 EVERY, IMAGES, LIKELY = 20, 32, 0.05
 CHANGE, OBJECTIVE = "frames.change", "objective.count"
-RULES = {CHANGE: "brings", OBJECTIVE: "objective"}
-
-HEADLINE = (
-    "What attention adds to R^c goes with training from {words} nats, mean over layers and {seeds} "
-    "seeds; {changes}, at most {likely:.0%} would by chance."
-)
+SHOWN = {
+    "frames.change_stream": "attention adds to R^c of Z, nats",
+    "frames.change_read": "... of LN(Z)",
+    "frames.change_unit": "... of Z at unit mean square",
+    "objective.count_stream": "objective of a layer's output, nats",
+}
 
 
 def watched(seed: int) -> dict[str, list]:
@@ -55,62 +55,34 @@ def watched(seed: int) -> dict[str, list]:
         zoo.fit(recipe, zoo.STEPS, lambda step: learning_rate(step, zoo.STEPS, recipe.lr), look)
     found = watches[0].result()
     wanted = [f"{name}_{frame}" for name in (CHANGE, OBJECTIVE) for frame in FRAMES]
-    layers: Any = found.layers()
-    layers["name"] = layers["probe"] + "." + layers["statistic"]
-    layers = layers[layers["name"].isin(wanted)]
-    changes: Any = found.changes()
-    changes["name"] = changes["probe"] + "." + changes["statistic"]
-    changes = changes[changes["name"].isin(wanted) & changes["p"].notna()]  # what can be tested
+    rows = {}
+    for key, table, value in (("means", found.layers(), "mean"), ("changes", found.changes(), "p")):
+        table["name"] = table["probe"] + "." + table["statistic"]
+        kept: Any = table[table["name"].isin(wanted) & table[value].notna()]  # what can be tested
+        rows[key] = kept[["name", "layer", "step", value]].values.tolist()
+    return rows
+
+
+def over_layers(rows: list[list], name: str, step: int) -> dict[str, np.ndarray]:
+    """Returns the means over layers of a statistic at a step, by seed, for each frame."""
     return {
-        "means": layers[["name", "layer", "step", "mean"]].values.tolist(),
-        "changes": changes[["name", "layer", "step", "p"]].values.tolist(),
+        frame: values(rows, f"{name}_{frame}", None, step).reshape(-1, zoo.LAYERS).mean(axis=1)
+        for frame in FRAMES
     }
 
 
-def at(rows: list[list], name: str, step: int) -> dict[int, float]:
-    """Returns the mean over layers of a statistic at a step, by seed."""
-    seeds = sorted({row[2] for row in rows})
-    return {
-        seed: float(np.mean([r[4] for r in rows if r[0] == name and r[2] == seed and r[3] == step]))
-        for seed in seeds
-    }
-
-
-def below_0(rule: str, values: dict[str, list[float]], begun: float) -> dict:
+def below_0(rule: str, found: dict[str, np.ndarray], begun: dict[str, np.ndarray]) -> dict:
     """Returns the claim that a number lies below 0, its mean over layers by seed in each frame.
 
     The numbers shown are those of the stream. begun: the baseline.
     """
-    ends = {frame: mean_and_interval(each)[1] for frame, each in values.items()}
-    below = [frame for frame, (_, high) in ends.items() if high < 0]
-    above = [frame for frame, (low, _) in ends.items() if low > 0]
+    ends = {frame: ends_of(each) for frame, each in found.items()}
+    below = ", ".join(frame for frame, (_, high) in ends.items() if high < 0)
+    above = ", ".join(frame for frame, (low, _) in ends.items() if low > 0)
     return claim(
-        f"training_lens.{rule}", values["stream"], cases=ends, baseline=begun, size=size(),
-        n=len(values["stream"]),
-        why=f"Below 0: {', '.join(below) or 'no frame'}; above: {', '.join(above) or 'none'}. The "
-        "numbers are those of the stream.",
+        f"training_lens.{rule}", found["stream"], cases=ends, baseline=begun["stream"].mean(),
+        updates=zoo.STEPS, below=below or "no frame", above=above or "none",
     )  # fmt: skip
-
-
-def over_seeds(rows: list[list], name: str, step: int) -> dict[str, list[float]]:
-    """Returns the means over layers of a statistic at a step, by seed, for each frame."""
-    return {frame: list(at(rows, f"{name}_{frame}", step).values()) for frame in FRAMES}
-
-
-def of_training(rows: list[list], name: str) -> dict:
-    """Returns the claim that training lowers a statistic: last step minus first."""
-    begun, ended = (over_seeds(rows, name, step) for step in (0, zoo.STEPS))
-    moved = {
-        frame: [last - first for first, last in zip(begun[frame], ended[frame], strict=True)]
-        for frame in FRAMES
-    }
-    return below_0(RULES[name], moved, float(np.mean(begun["stream"])))
-
-
-def of_attention(rows: list[list]) -> dict:
-    """Returns the claim that attention lowers R^c after training."""
-    begun, ended = (over_seeds(rows, CHANGE, step) for step in (0, zoo.STEPS))
-    return below_0("lowers", ended, float(np.mean(begun["stream"])))
 
 
 def change_words(pairs: list[list]) -> str:
@@ -123,27 +95,44 @@ def change_words(pairs: list[list]) -> str:
     return f"{len(found)} of {len(pairs)} curves change their course once{when}"
 
 
-def size() -> str:
-    return f"digits 8x8, d = 32, 4 layers, {zoo.STEPS} updates (published: ImageNet, no steps)"
-
-
 def run(form: str, steps: Steps) -> LabResult:
     """Returns the claims about the trainings."""
+    jobs = {f"seed-{seed}": partial(watched, seed) for seed in range(SEEDS[form])}
     rows, pairs = [], []
-    for seed in tqdm(range(SEEDS[form]), desc="trainings", unit="training"):
-        found = steps.do(f"seed-{seed}", lambda seed=seed: watched(seed))
+    for seed, found in enumerate(steps.all(jobs, "trainings").values()):
         rows += [[name, f"layer {layer}", seed, step, v] for name, layer, step, v in found["means"]]
-        pairs += [[name, layer, seed, step, p] for name, layer, step, p in found["changes"]]
-    claims = [of_attention(rows), of_training(rows, CHANGE), of_training(rows, OBJECTIVE)]
-    before, after = (
-        {frame: np.mean(each) for frame, each in over_seeds(rows, CHANGE, step).items()}
-        for step in (0, zoo.STEPS)
+        pairs += [
+            [f"p of {name}", f"layer {layer}", seed, step, p]
+            for name, layer, step, p in found["changes"]
+        ]
+    claims, (before, after) = [], (over_layers(rows, CHANGE, step) for step in (0, zoo.STEPS))
+    claims.append(below_0("lowers", after, before))
+    for rule, name in (("brings", CHANGE), ("objective", OBJECTIVE)):
+        begun, ended = (over_layers(rows, name, step) for step in (0, zoo.STEPS))
+        claims.append(
+            below_0(rule, {frame: ended[frame] - begun[frame] for frame in FRAMES}, begun)
+        )
+    said = ", ".join(
+        f"{before[frame].mean():+.2f} to {after[frame].mean():+.2f} ({frame})" for frame in FRAMES
     )
-    words = ", ".join(f"{before[frame]:+.2f} to {after[frame]:+.2f} ({frame})" for frame in FRAMES)
-    changes = change_words(pairs)
-    headline = HEADLINE.format(words=words, seeds=SEEDS[form], changes=changes, likely=LIKELY)
-    numbers = [*rows, *([f"p of {n}", f"layer {la}", s, st, p] for n, la, s, st, p in pairs)]
-    return result("training_lens", form, headline, claims, numbers)
+    words = {"said": said, "seeds": SEEDS[form], "changes": change_words(pairs), "likely": LIKELY}
+    return result("training_lens", form, claims, [*rows, *pairs], **words)
+
+
+def draw(found: LabResult) -> Any:
+    """Draws each statistic along training, a line a layer, the mean over seeds."""
+    figure, axes = panels(len(SHOWN), size=(15, 4))
+    for axis, (name, words) in zip(axes, SHOWN.items(), strict=True):
+        for layer, rows in found.numbers(name).groupby("setting"):
+            curve(axis, rows, label=layer)
+        level(axis, 0)
+        tidy(axis, legend=8 * (axis is axes[0]), xlabel="updates", title=words)
+    said = {}
+    for frame in ("stream", "read"):
+        means = found.numbers(f"{CHANGE}_{frame}").groupby("place")["value"].mean()
+        said[frame] = f"from {means.iloc[0]:+.2f} to {means.iloc[-1]:+.2f} nats"
+    seeds = found.numbers("frames.change_stream")["seed"].nunique()
+    return titled(figure, found, seeds=seeds, **said)
 
 
 if __name__ == "__main__":

@@ -31,16 +31,6 @@ def images_of(name: str, n: int) -> tuple[Tensor, Tensor]:
     return loaded(name).preprocess(rows["image"]), torch.tensor(rows["label"])
 
 
-@torch.no_grad()
-def streams(model: ci.HookedCrate, images: Tensor) -> list[Tensor]:
-    """Returns Z^0 to Z^L, `[batch, pos, d_model]` each."""
-    last = model.cfg.n_layers - 1
-    names = [f"blocks.{layer}.hook_resid_pre" for layer in range(last + 1)]
-    names.append(f"blocks.{last}.hook_resid_post")
-    _, cache = model.run_with_cache(images, names_filter=names)
-    return [cache[name] for name in names]
-
-
 def spread(values: Tensor) -> dict[str, float]:
     """Returns mean, low and high of a 95 % interval over values `[n]`."""
     mean, (low, high) = mean_and_interval(values.double().tolist())
