@@ -58,19 +58,25 @@ def head_scores(
 ) -> pd.DataFrame:
     """Returns how much attention each head gives to each kind of target.
 
-    The table has a row per target, layer and head: target, layer, head, score, low, high, even,
-    samples. score: the share of a query's attention that goes to its targets, averaged over the
-    queries that have a target, and then over samples. low, high: the 95 % interval of the mean over
-    samples. even: the score of even attention to every key that a query may see. samples: the
-    number of samples in which some query has a target; other samples are left out.
+    The score is the share of a query's attention that goes to its targets, in [0, 1], averaged over
+    the queries that have a target, and then over samples.
 
-    cache: the cache of `model.run_with_cache(tokens)`, with attn.hook_pattern. targets: masks
-    `[batch, query, key]` by name, such as `repeat_targets(tokens)`, or your own. In language
-    models, keys after the query do not count. groups: of the samples, as in `ci.sweep`.
+    Args:
+        cache: The cache of `model.run_with_cache(tokens)`, with attn.hook_pattern.
+        targets: Masks `[batch, query, key]` by name, such as `repeat_targets(tokens)`, or your own.
+            In language models, keys after the query do not count.
+        groups: Of the samples, as in `ci.sweep`.
 
-    Raises ValueError for targets of another shape, for a target that no query has, for a cache of a
-    language model that holds only some positions (`pos_slice`), and for ToST and CBT. Raises
-    KeyError for a cache without patterns.
+    Returns:
+        A row per target, layer and head: target, layer, head, score, low, high, even, samples.
+        low, high: the 95 % interval of the mean over samples. even: the score of even attention to
+        every key that a query may see. samples: the number of samples in which some query has a
+        target; other samples are left out.
+
+    Raises:
+        ValueError: For targets of another shape, for a target that no query has, for a cache of a
+            language model that holds only some positions (`pos_slice`), and for ToST and CBT.
+        KeyError: For a cache without patterns.
     """
     if not isinstance(cache, CrateCache) or not isinstance(targets, Mapping) or not targets:
         got = f"a {type(cache).__name__} and {checks.quote(targets)}"

@@ -137,22 +137,32 @@ def path_patch(
 ) -> Float[Tensor, "layer head"]:
     """Returns, for each sender, the metric if the receivers read the sender's output on `source`.
 
-    Heads that are not senders get NaN. For each sender there are two forwards on `base`, as in
-    arXiv 2211.00593 (IOI). In the first, the sender's output comes from the run on `source`, and
-    every other head keeps its output on `base`, so the change travels only through norms and sparse
-    steps. In the second, the receivers take the queries, keys or values that they had in the
-    first. Sparse steps are computed again, because in CRATE they rewrite the stream and no path
-    goes around them. If nothing reaches the receivers, the value is metric(model(base)).
+    For each sender there are two forwards on `base`, as in arXiv 2211.00593 (IOI). In the first,
+    the sender's output comes from the run on `source`, and every other head keeps its output on
+    `base`, so the change travels only through norms and sparse steps. In the second, the receivers
+    take the queries, keys or values that they had in the first. Sparse steps are computed again,
+    because in CRATE they rewrite the stream and no path goes around them. If nothing reaches the
+    receivers, the value is metric(model(base)).
 
-    source, base: two inputs of one shape. metric(logits) returns one number. receivers: (layer,
-    head) pairs, or "logits", which needs only the first forward. senders: (layer, head) pairs; None
-    means every head before the last receiver. roles: the maps by which the receivers read the
-    change, some of "q", "k", "v". positions: the positions at which the sender's output is patched,
-    such as `hooks.edit.patch_positions([(2, 3)], model.cfg.grid)`; None means all.
+    Args:
+        model: A hooked model with logits.
+        source: The input from which the sender's output comes.
+        base: The input that the model runs on, in the shape of `source`.
+        metric: A function of the logits that returns one number.
+        receivers: (layer, head) pairs, or "logits", which needs only the first forward.
+        senders: (layer, head) pairs. Default: every head before the last receiver.
+        roles: The maps by which the receivers read the change, some of "q", "k", "v".
+        positions: Where the sender's output is patched, such as
+            `hooks.edit.patch_positions([(2, 3)], model.cfg.grid)`. Default: at all positions.
+        progress: Show a progress bar.
 
-    Raises ValueError for heads that the model does not have, for heads as receivers in ToST and
-    CBT, which have no queries, keys and values, for inputs that differ in shape, and for a metric
-    that does not return one finite number.
+    Returns:
+        The metric for each sender `[layer, head]`; NaN for heads that are not senders.
+
+    Raises:
+        ValueError: For heads that the model does not have, for heads as receivers in ToST and CBT,
+            which have no queries, keys and values, for inputs that differ in shape, and for a
+            metric that does not return one finite number.
     """
     _check_inputs(model, source, base)
     if not isinstance(roles, (list, tuple)) or not roles or set(roles) - set(_ROLES):
@@ -219,11 +229,20 @@ def attribution_patch(
     heads=head))])` with z of the source run (`ci.hooks.edit`), or
     `ci.circuits.patching.get_act_patch_attn_head_out_all_pos(model, base, cache, metric)`.
 
-    source, base: two inputs of one shape. metric(logits) returns one number, as a tensor with a
-    gradient.
+    Args:
+        model: A hooked model with logits.
+        source: The input from which a head's output would come.
+        base: The input whose metric would change, in the shape of `source`.
+        metric: A function of the logits that returns one number, as a tensor with a gradient.
+        steps: At how many points between the two inputs the gradient is taken; 1: at `base`.
+        progress: Show a progress bar.
 
-    Raises ValueError for inputs that differ in shape, for steps below 1, for a metric that does not
-    return one finite number with a gradient, and under torch.inference_mode().
+    Returns:
+        The estimated change of the metric for each head `[layer, head]`, in its unit.
+
+    Raises:
+        ValueError: For inputs that differ in shape, for steps below 1, for a metric that does not
+            return one finite number with a gradient, and under torch.inference_mode().
     """
     _check_inputs(model, source, base)
     check_gradients("attribution_patch", model)

@@ -161,8 +161,9 @@ def head_maps(
 ) -> Float[Tensor, "batch head patch"]:
     """Returns the map of each head over the patches, from activations at `points_of`.
 
-    special: how many tokens come before the patches. Raises ValueError for a query that does not
-    exist.
+    special: how many tokens, CLS first, come before the patches; their weights are left out
+    and the others stay as they are. cls_key=False leaves them out before the softmax instead.
+    Raises ValueError for a query that does not exist.
     """
     if "attn.hook_pi" in acts:
         return acts["attn.hook_pi"][..., special:]

@@ -178,11 +178,6 @@ def spliced(model: Model, saes: Mapping[str, Coder], *, error: bool = False) -> 
             _, cache = model.run_with_cache(images)
             acts = cache[f"{point}.hook_sae_acts_post"]  # [batch, pos, feature]
 
-    saes: autoencoders by the names of points. error: whether the reconstruction error is added
-    back, `decode(acts) + (x - decode(encode(x)))`, with the term in brackets as a constant. Then
-    the model's answers stay the same bit for bit until a hook changes something. Without error,
-    the reconstruction replaces the activation.
-
     Each point gets further points, with SAELens' names, that can be cached and hooked:
     hook_sae_input, hook_sae_acts_post (features), hook_sae_recons (`decode(acts)`), hook_sae_error
     (only with `error`) and hook_sae_output. Hooks on features change the reconstruction and leave
@@ -192,9 +187,22 @@ def spliced(model: Model, saes: Mapping[str, Coder], *, error: bool = False) -> 
     hook_z. Activations are cast to the dtype of a module's weights and back. Everything is removed
     when the context closes, also after an exception; contexts for different points can be nested.
 
-    Raises KeyError for a point that the model does not have. Raises ValueError for an object
-    without encode and decode, for a point that already has an autoencoder, and, in the forward, for
-    a width, device or shape that is not the autoencoder's.
+    Args:
+        model: A hooked model, of this library or TransformerLens'.
+        saes: Autoencoders by the names of points.
+        error: Whether the reconstruction error is added back, `decode(acts) + (x -
+            decode(encode(x)))`, with the term in brackets as a constant. Then the model's answers
+            stay the same bit for bit until a hook changes something. Without error, the
+            reconstruction replaces the activation.
+
+    Yields:
+        The model.
+
+    Raises:
+        KeyError: For a point that the model does not have.
+        ValueError: For an object without encode and decode, for a point that already has an
+            autoencoder, and, in the forward, for a width, device or shape that is not the
+            autoencoder's.
     """
     checks.flag("error", error)
     if not isinstance(model, HookedRootModule):

@@ -111,19 +111,28 @@ def read(
             model(images)
         norms[0]
 
-    points: names inside a block, such as ("hook_resid_pre", "attn.hook_pattern"). blocks: the name
-    of the list of layers, "decoder_blocks" for the decoder of a masked autoencoder.
-    `function(layer, acts)` is called once per forward and layer, as soon as the last of the points
-    has fired, with `acts[point]` detached; then the tensors are released. Do not keep or edit them:
-    they are the model's own, not copies. Yields `{layer: result of function}`, which each forward
-    overwrites.
+    It holds the activations of one layer at a time, where `run_with_cache` holds those of all. The
+    hooks only read. They are removed when the context closes, also after an exception; other hooks
+    on the model stay. Forwards of other threads are not read.
 
-    The hooks only read. They are removed when the context closes, also after an exception; other
-    hooks on the model stay. Forwards of other threads are not read.
+    Args:
+        model: A model with hook points.
+        points: Names inside a block, such as ("hook_resid_pre", "attn.hook_pattern").
+        function: `function(layer, acts)` is called once per forward and layer, as soon as the last
+            of the points has fired, with `acts[point]` detached, `[batch, ...]`; then the tensors
+            are released. It must not keep or edit them: they are the model's own, not copies.
+        layers: Numbers of the layers to read. Default: all.
+        blocks: The name of the list of layers, "decoder_blocks" for the decoder of a masked
+            autoencoder.
 
-    Raises ValueError if there are no points, and KeyError if the model lacks a point. When the
-    context closes without an exception, raises RuntimeError if a layer fired some of its points but
-    not all.
+    Yields:
+        `{layer: result of function}`, which each forward overwrites.
+
+    Raises:
+        ValueError: If there are no points.
+        KeyError: If the model lacks a point.
+        RuntimeError: When the context closes without an exception, if a layer fired some of its
+            points but not all.
     """
     wanted = (points,) if isinstance(points, str) else tuple(dict.fromkeys(points))
     if not wanted:

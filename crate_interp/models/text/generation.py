@@ -67,7 +67,8 @@ class GenerateMixin(TextMixin):
     Arguments and defaults are those of TransformerLens' bridge. Tokens are drawn from
     softmax(logits / temperature), among the `top_k` likeliest tokens, or among the likeliest tokens
     whose probabilities sum to `top_p`; `do_sample=False` takes the likeliest token. A row ends at
-    `eos_token_id` (by default the tokenizer's), and is then filled up with it.
+    `eos_token_id` (by default the tokenizer's), and is then filled up with it. It may be a list:
+    then a row ends at any of these tokens, and is filled up with the first.
 
     Texts of unequal length are padded on the left. Token ids with padding need `attention_mask`
     `[batch, pos]`, or `padding_side="left"`, which infers the mask from the pad tokens. Keys and
