@@ -29,7 +29,7 @@ BLIND = {
 }
 FINDS = {
     KEPT: "finds objects", BROKEN: "does not find objects",
-    UNDECIDED: "may find objects (this data does not decide)",
+    UNDECIDED: "can't be told from chance",
 }  # fmt: skip
 CELL = {"other_image": "mask of another image", "random": "random order", "untrained": "untrained"}
 
