@@ -206,17 +206,19 @@ def _contributions(
 
 def _read(cache: CrateCache, point: str, layer: int | None, position: int) -> Tensor:
     """Returns a point's activation at the token that is read, `[batch, ...]`."""
-    held = cache.at(point, layer)
+    activation = cache.at(point, layer)
     cfg = cache.model.cfg
     if cfg.kind == "vision" and cfg.pool == "mean":
-        return held.mean(dim=1)
+        return activation.mean(dim=1)
     if cache.is_padded:
-        places = cache.real_places(position).to(held.device)
-        return held[torch.arange(len(held), device=held.device), places]
+        places = cache.real_places(position).to(activation.device)
+        return activation[torch.arange(len(activation), device=activation.device), places]
     place = 0 if cfg.kind == "vision" else position
-    if not checks.is_int(place) or not -held.shape[1] <= place < held.shape[1]:
-        raise ValueError(f"position={position!r}: give a number from 0 to {held.shape[1] - 1}.")
-    return held[:, place]
+    if not checks.is_int(place) or not -activation.shape[1] <= place < activation.shape[1]:
+        raise ValueError(
+            f"position={position!r}: give a number from 0 to {activation.shape[1] - 1}."
+        )
+    return activation[:, place]
 
 
 def _setting(target: Target | None) -> Any:

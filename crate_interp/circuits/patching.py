@@ -177,27 +177,30 @@ def path_patch(
         chosen = check_heads("senders", senders, layers, count)
     if not chosen or max(chosen)[0] >= last:
         raise ValueError(f"senders={senders!r}: receivers read no head of layer {last} or later.")
-    names, there, here = _head_outputs(model, source, base)
-    read = {
+    points, source_cache, base_cache = _head_outputs(model, source, base)
+    heads_at = {
         full_name(f"attn.hook_{role}", layer): [head for at, head in readers if at == layer]
         for layer, _ in sorted(readers)
         for role in roles
     }
     values = torch.full((layers, count), torch.nan)
-    arrived: dict[str, Tensor] = {}
+    first_run: dict[str, Tensor] = {}
 
     def keep(tensor: Tensor, hook: Any) -> None:
-        arrived[hook.name] = tensor.clone()
+        first_run[hook.name] = tensor.clone()
 
     for layer, head in tqdm(chosen, desc="path patching", disable=not progress):
         with torch.no_grad():
-            hooks: list[Any] = [(name, edit.patch(here[name])) for name in names]
-            sent = edit.patch(there[names[layer]], heads=head, positions=positions)
-            hooks[layer] = (names[layer], edit.compose(hooks[layer][1], sent))
-            hooks = [*((name, keep) for name in read), *hooks]
+            hooks: list[Any] = [(point, edit.patch(base_cache[point])) for point in points]
+            send = edit.patch(source_cache[points[layer]], heads=head, positions=positions)
+            hooks[layer] = (points[layer], edit.compose(hooks[layer][1], send))
+            hooks = [*((point, keep) for point in heads_at), *hooks]
             logits = model.run_with_hooks(base, fwd_hooks=hooks)
-            if read:
-                hooks = [(name, edit.patch(arrived[name], heads=read[name])) for name in read]
+            if heads_at:
+                hooks = [
+                    (point, edit.patch(first_run[point], heads=heads))
+                    for point, heads in heads_at.items()
+                ]
                 logits = model.run_with_hooks(base, fwd_hooks=hooks)
             (values[layer, head],) = metric_values(metric(logits))
     return values
@@ -247,21 +250,23 @@ def attribution_patch(
     _check_inputs(model, source, base)
     check_gradients("attribution_patch", model)
     steps = checks.count("steps", steps)
-    names, there, here = _head_outputs(model, source, base, "hook_embed")
+    points, source_cache, base_cache = _head_outputs(model, source, base, "hook_embed")
+    start, end = base_cache["hook_embed"], source_cache["hook_embed"]
     total = torch.zeros(model.cfg.n_layers, model.cfg.n_heads, dtype=torch.float64)
     for step in tqdm(range(steps), desc="attribution patching", disable=not progress):
         share = 0.0 if steps == 1 else (step + 0.5) / steps
-        embed = here["hook_embed"] + share * (there["hook_embed"] - here["hook_embed"])
+        embed = start + share * (end - start)
         hooks: list[Any] = [("hook_embed", lambda tensor, hook, embed=embed: embed)]
         with torch.enable_grad():
-            logits, z = with_gradients(model, base, names, hooks)
+            logits, z = with_gradients(model, base, points, hooks)
             value: Any = metric(logits)
             metric_values(value)
             if not getattr(value, "requires_grad", False):
                 raise ValueError("the metric returned a number without a gradient: leave out item.")
-            gradients = torch.autograd.grad(value.sum(), [z[name] for name in names])
+            gradients = torch.autograd.grad(value.sum(), [z[point] for point in points])
         for layer, gradient in enumerate(gradients):
-            change = there[names[layer]] - here[names[layer]]  # [batch, pos, head, d_head]
+            point = points[layer]
+            change = source_cache[point] - base_cache[point]  # [batch, pos, head, d_head]
             total[layer] += (change * gradient).double().sum(dim=(0, 1, 3)).cpu() / steps
     return total.float()
 

@@ -57,18 +57,27 @@ def load(
 ) -> SparseAutoencoder:
     """Loads a sparse autoencoder in eval mode.
 
-    source: a folder in SAELens' format (cfg.json, sae_weights.safetensors); "owner/repo/folder" or
-    "owner/repo" on the Hub with these two files; or anything that `ci.load` takes for family "sae".
-
     SAELens' architectures standard, topk, jumprelu, gated, batchtopk and matryoshka_batchtopk can
-    be loaded, in the layouts before and since version 6. hook_name: the point that the autoencoder
-    reads, instead of the config's; it is needed if the config has none. scaling_factor: the number
-    that multiplies activations before encoding (and divides them after decoding), for autoencoders
-    that need it (`normalize_activations` "expected_average_only_in"). dtype: None means float32.
-    revision, cache_dir, local_files_only, token: as in `ci.load`.
+    be loaded, in the layouts before and since version 6. Nothing in a file is executed.
 
-    Nothing in a file is executed. Raises CheckpointError for an unknown architecture or option, and
-    for any defect of a file.
+    Args:
+        source: A folder in SAELens' format (cfg.json, sae_weights.safetensors); "owner/repo/folder"
+            or "owner/repo" on the Hub with these two files; or anything that `ci.load` takes for
+            family "sae".
+        hook_name: The point that the autoencoder reads, instead of the config's; it is needed if
+            the config has none.
+        scaling_factor: The number that multiplies activations before encoding (and divides them
+            after decoding), for autoencoders that need it (`normalize_activations`
+            "expected_average_only_in").
+        revision: As in `ci.load`, and so are device, cache_dir, local_files_only and token.
+        device: Where the autoencoder is put.
+        dtype: Of the parameters. Default: float32.
+        cache_dir: The folder of downloads.
+        local_files_only: Download nothing.
+        token: For repos that are not public.
+
+    Raises:
+        CheckpointError: For an unknown architecture or option, and for any defect of a file.
     """
     options: Any = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
     config = {"hook_name": hook_name, "scaling_factor": scaling_factor}
