@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import crate_interp as ci
-from crate_interp.measures import attention_entropy, hoyer, projection_energy, subspace_overlap
+from crate_interp.measures import (
+    attention_entropy,
+    hoyer,
+    l1_norm,
+    projection_energy,
+    subspace_overlap,
+    zero_fraction,
+)
 from crate_interp.measures.attention import (
     causal_uniform_entropy,
     mass_cover,
@@ -342,3 +349,13 @@ def test_one_subspace_shrinks():
         x, u, 0.3
     ).norm()
     close(error, 0.09)
+
+
+def test_worked_by_hand():
+    z = torch.tensor([[0.0, 3.0, 0.0, -4.0], [0.0, 0.0, 0.0, 0.0], [2.0, 2.0, 2.0, 2.0]])
+    assert zero_fraction(z).tolist() == [0.5, 1.0, 0.0]
+    assert zero_fraction(z, tol=3.0).tolist() == [0.75, 1.0, 1.0]
+    assert l1_norm(z).tolist() == [7.0, 0.0, 8.0]
+    # (sqrt 4 - 7/5) / (sqrt 4 - 1) = 0.6; all zero is 1 by definition; equal entries 0
+    torch.testing.assert_close(hoyer(z), torch.tensor([0.6, 1.0, 0.0]))
+    assert hoyer(torch.tensor([[0.0, 0.0, 5.0]])).item() == pytest.approx(1)

@@ -3,10 +3,13 @@
 Autocast, tokens all alike, tiny and huge scales, half precision, gradients beside a failure.
 """
 
+import math
+
 import pytest
 import torch
 
 import reference
+from crate_interp import measures as m
 from crate_interp.measures import (
     coding_rate,
     contracted_rate,
@@ -103,3 +106,48 @@ def test_a_failed_factor_does_not_poison_gradients():
 def test_an_empty_batch_has_no_numbers():
     empty = torch.empty(0, 3, 13, 5)
     assert official_coding_rate(empty).shape == (0, 3) and hoyer(empty).shape == (0, 3, 13)
+
+
+def nan_where(bad):
+    """Where measures are NaN if a sample, a head, a row or a token has one bad entry."""
+    codes, tokens, rows = seeded(3, 13, 5), seeded(3, 7, 5), torch.full((3, 5), 0.2)
+    reading, member = seeded(3, 7, 13).softmax(dim=-1), seeded(3, 13).softmax(dim=0)
+    bad_codes, bad_reading = codes.clone(), reading.clone()
+    for part in (bad_codes, bad_reading, tokens):
+        part[1, 2, 3] = bad
+    bad_member = member.clone()
+    bad_member[1, 2] = rows[1, 2] = bad
+    for name in ("attention_entropy", "effective_support"):
+        yield name, getattr(m, name)(rows)
+    for name in ("zero_fraction", "l1_norm", "hoyer"):
+        yield name, getattr(m, name)(-rows)
+    yield "top_mass", m.top_mass(rows, 2)
+    yield "coding_rate", coding_rate(tokens, 0.1)
+    yield "coding_rate in float64", coding_rate(tokens.double(), 0.1)
+    for name, weights, spoilt in (
+        ("contracted_rate", reading, bad_reading), ("variational_rate", member, bad_member)
+    ):  # fmt: skip
+        yield name, getattr(m, name)(bad_codes, weights, 0.3)
+        yield f"{name}, weights", getattr(m, name)(codes, spoilt, 0.3)
+        slope = getattr(m, f"{name}_gradient")(bad_codes, weights, 0.3)
+        yield f"{name}_gradient", slope.flatten(1).mean(dim=1)
+    yield "contraction_coverage", m.contraction_coverage(bad_reading)
+    yield "representatives_in_use", m.representatives_in_use(bad_reading)
+    yield "membership_share", m.membership_share(bad_member)
+    for name in ("assignment_entropy", "subspaces_per_token"):
+        yield name, getattr(m, name)(bad_member)[[0, 2, 1]]
+    assert m.membership_balance(bad_member).isnan()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_not_finite(bad):
+    for name, found in nan_where(bad):
+        assert found.isnan().tolist() == [False, True, False], name
+
+
+def test_what_is_no_code_and_no_distribution():
+    huge = torch.full((3, 5), 2e38)  # finite, though their sum is not
+    assert m.zero_fraction(huge).tolist() == [0.0] * 3 and hoyer(huge).tolist() == [0.0] * 3
+    # no distribution: no entropy, even where a row has zeros
+    signed = torch.tensor([[0.0, 1.0], [-0.5, 1.5]])
+    assert m.attention_entropy(signed).isnan().tolist() == [False, True]

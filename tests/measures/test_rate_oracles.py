@@ -8,12 +8,14 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+import reference
 from crate_interp.measures import (
     coding_rate,
     official_coding_rate,
     rate_reduction,
     subspace_coding_rate,
 )
+from crate_interp.measures import rates as module
 from crate_interp.measures.gradients import (
     coding_rate_gradient,
     neumann_gradient,
@@ -281,3 +283,85 @@ def test_neumann_gradient_on_one_singular_value():
     )
     close(neumann_invalid(z, u, 0.5), 2 / 3, 1e-12)
     close(neumann_invalid(draw(30, 2, 13, 11) * 1e-3, u, 0.5), torch.zeros(2, 1))
+
+
+epsilons = st.sampled_from([0.05, 0.1, 0.5, 2.0])
+
+
+def test_one_complete_head_has_the_rate_of_the_whole():
+    z, u = draw(4, 11, 7), orthonormal(5, 7, 7)[None]
+    torch.testing.assert_close(
+        subspace_coding_rate(z, u, 0.1)[0], coding_rate(z, 0.1), rtol=1e-12, atol=0
+    )
+    assert abs(rate_reduction(z, u, 0.1).item()) < 1e-10
+
+
+def test_limits_of_epsilon():
+    z = draw(7, 17, 5)
+    eigenvalues = torch.linalg.eigvalsh(z.T @ z)
+    small = 5 * math.log(1 / 1e-6) + 0.5 * torch.log(5 * eigenvalues / 17).sum().item()
+    assert coding_rate(z, 1e-6).item() == pytest.approx(small, rel=1e-9)
+    large = 5 * z.square().sum().item() / (2 * 17 * 1e6**2)
+    # 1e-12 on top of 1: what float64 can hold
+    assert coding_rate(z, 1e6).item() == pytest.approx(large, rel=1e-3)
+
+
+def test_the_official_rate_is_that_of_tokens_of_length_one():
+    codes = draw(8, 3, 23, 5)
+    unit = codes / codes.norm(dim=-1, keepdim=True)
+    close(official_coding_rate(codes), coding_rate(unit, 0.1), 1e-12)
+
+
+def test_both_sides_of_the_float32_guard(monkeypatch):
+    calls = []
+    real = module._half_logdet64
+    monkeypatch.setattr(
+        module, "_half_logdet64", lambda x, *rest: calls.append(len(x)) or real(x, *rest)
+    )
+    well, ill = draw(11, 7, 29).float() * 0.02, (draw(12, 7, 29) + 30).float()
+    coding_rate(well, 0.1)
+    assert calls == []
+    both = coding_rate(torch.stack([well, ill, well]), 0.1)
+    assert calls == [1]  # the one sample, not its neighbours
+    for z, got in zip((well, ill, well), both, strict=True):
+        assert got.item() == pytest.approx(reference.coding_rate(z.numpy(), 0.1), rel=2e-6)
+
+
+def test_without_the_guard_float32_is_wrong(monkeypatch):
+    z = (draw(13, 97, 101) * 0.01 + 30).float()
+    exact = reference.coding_rate(z.numpy(), 0.1)
+    assert coding_rate(z, 0.1).item() == pytest.approx(exact, rel=1e-6)
+    monkeypatch.setattr(module, "FLOAT32_LIMIT", math.inf)
+    rate, failed = module._cholesky_rate(z[None, None], 101 / (97 * 0.01), math.inf)
+    assert bool(failed) or abs(rate.item() - exact) > 1e-3 * exact
+
+
+@given(seeds, epsilons)
+def test_bounds(seed, eps):
+    heads, p = 3, 4
+    z, u = draw(seed, 9, heads * p), complete(seed + 1, heads, p)
+    rate = coding_rate(z, eps)
+    assert rate > 0 and coding_rate(2 * z, eps) > rate > coding_rate(z, 2 * eps)
+    assert rate_reduction(z, u, eps) <= heads * p / 2 * math.log(heads) + 1e-9
+
+
+@given(seeds)
+def test_official_invariances(seed):
+    codes = draw(seed, 2, 11, 3)
+    order = torch.randperm(11, generator=torch.Generator().manual_seed(seed))
+    got = official_coding_rate(codes)
+    for other in (codes[:, order], codes @ orthonormal(seed + 1, 3, 3), codes * 7, -codes):
+        torch.testing.assert_close(official_coding_rate(other), got, rtol=1e-9, atol=1e-9)
+    assert (got <= 3 / 2 * math.log(101) + 1e-9).all() and (got >= 0.5 * math.log(301) - 1e-9).all()
+
+
+def test_leading_axes_are_batch_axes():
+    z, u = draw(14, 2, 3, 13, 6), draw(15, 5, 6, 7)
+    whole, heads = coding_rate(z, 0.1), subspace_coding_rate(z, u, 0.1)
+    assert whole.shape == (2, 3) and heads.shape == (2, 3, 5)
+    for i in range(2):
+        for j in range(3):
+            torch.testing.assert_close(whole[i, j], coding_rate(z[i, j], 0.1), rtol=1e-12, atol=0)
+            torch.testing.assert_close(
+                heads[i, j], subspace_coding_rate(z[i, j], u, 0.1), rtol=1e-12, atol=0
+            )
