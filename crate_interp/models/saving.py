@@ -102,7 +102,7 @@ def _tokenizer(model: nn.Module) -> str | None:
     if getattr(text.cfg, "tokenizer", None) != "file":
         return None
     try:
-        held = text._held()
+        held = text._find_tokenizer()
         return None if held is None else to_json(held)
     except CheckpointError as error:
         warnings.warn(f"the tokenizer is not saved: {error}", stacklevel=4)
