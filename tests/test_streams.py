@@ -1,4 +1,10 @@
-"""Data without a length, and texts that fill no window."""
+"""Data without a length, texts that fill no window, and samples decoded ahead by processes."""
+
+import gc
+import multiprocessing
+import os
+import signal
+import time
 
 import datasets
 import numpy as np
@@ -9,7 +15,7 @@ import crate_interp as ci
 from conftest import PLAIN, make, make_lm
 from crate_interp.core.run_options import RunOptions
 from crate_interp.data import open_data, open_text
-from crate_interp.questions.batches import samples_of
+from crate_interp.questions.batches import Chunk, samples_of
 from gathered import CHUNKS, COUNT, pictures, same, table
 from texts import Words
 
@@ -221,3 +227,53 @@ def test_heads_are_ablated_in_short_texts_as_by_hand(how, tmp_path):
         assert row["ablated"] == pytest.approx(loss.item(), rel=1e-5)
         base = result.table("base").set_index("sample")["base"][row["sample"]]
         assert base == pytest.approx(lm(tokens, return_type="loss").item(), rel=1e-5)
+
+
+class Calls:
+    n = 0
+
+
+def children():
+    """The processes of this one that still run; those that end get a moment."""
+    gc.collect()
+    for _ in range(200):
+        if not multiprocessing.active_children():
+            break
+        time.sleep(0.05)
+    return multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("workers", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_workers_do_not_change_a_bit(model, wanted, workers):
+    random = torch.get_rng_state()
+    same(ci.sweep(model, table(), workers=workers, **CHUNKS), wanted)
+    assert torch.equal(random, torch.get_rng_state())
+    assert children() == []
+
+
+@pytest.mark.parametrize("how", ["killed", pytest.param("interrupted", marks=pytest.mark.slow)])
+def test_what_is_done_stays(model, wanted, how, tmp_path, monkeypatch):
+    calls, measure = Calls(), Chunk.measure
+
+    def stopped(*given):  # a forward would be a setting of the run
+        calls.n += 1
+        if calls.n == 5:
+            (one, *_) = multiprocessing.active_children()
+            if how == "interrupted":
+                raise KeyboardInterrupt
+            assert one.pid is not None
+            os.kill(one.pid, signal.SIGKILL)
+            # a signal tells of it, as an error in whatever runs then: here, and not in a library
+            # that makes a warning of it
+            time.sleep(60)
+        measure(*given)
+
+    monkeypatch.setattr(Chunk, "measure", stopped)
+    with pytest.raises(RuntimeError if how == "killed" else KeyboardInterrupt) as error:
+        ci.sweep(model, table(), workers=2, out=tmp_path, **CHUNKS)
+    if how == "killed":
+        assert "DataLoader worker" in str(error.value)
+    del error
+    assert children() == []
+    assert (tmp_path / "chunks" / "sweep-000000.parquet").is_file()
+    same(ci.sweep(model, table(), workers=2, out=tmp_path, **CHUNKS), wanted)
