@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import crate_interp as ci
-from answering import VISION, ready
 from conftest import BATCH, CLASSES, HEADS, LAYERS, leftover_hooks
 from crate_interp.circuits import attribution_patch, logit_attribution, patching, path_patch
+from neighbours import VISION, ready
 
 
 @pytest.mark.parametrize("name", ["crate-alpha", "nanochat-crate", "gpt-baseline"])

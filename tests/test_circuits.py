@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import crate_interp as ci
-from answering import TEXT, VISION, ready
 from conftest import D_MODEL, HEADS, LAYERS, make
 from crate_interp.circuits import Circuit, Edge, composition, evaluate, path_patch
+from neighbours import TEXT, VISION, ready
 from selection import few
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import crate_interp as ci
 from conftest import D_HEAD, D_MODEL, HEADS, IMAGE, fails, make, same_model
-from reference import _ista, _mssa, forward, published_layout
+from forward_reference import _ista, _mssa, forward, published_layout
 
 GIVEN = dict(n_heads=HEADS, image_size=IMAGE["image_size"])
 

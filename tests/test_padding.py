@@ -18,7 +18,7 @@ LENGTHS = (6, 2, 4)
 CLOSE = dict(atol=1e-6, rtol=1e-6)
 
 
-@pytest.fixture(params=["crate-lm", "nanochat-crate", *SLOW])
+@pytest.fixture(params=["crate-lm", "nanochat-crate", "tost-lm", *SLOW])
 def lm(request):
     return make_lm(request.param).double()
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import crate_interp as ci
-from conftest import make, make_lm, refuses
+from conftest import make, refuses
 from crate_interp.probes.segmentation_probe import head_maps
 
 SQUARE = dict(image_size=(6, 15))  # 3 x 3 patches of (2, 5)
@@ -112,36 +112,6 @@ def test_batch_norm_stays_frozen_in_train_mode():
         assert torch.equal(model(images), out)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
-
-
-def test_the_language_model_with_a_past_and_padding():
-    lm = make_lm("tost-lm", bias=True)
-    tokens = torch.randint(47, (2, 11), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        whole = lm(tokens)
-        past = ci.Past()
-        parts = [lm(tokens[:, a:b], past=past) for a, b in ((0, 4), (4, 5), (5, 11))]
-        torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=1e-4)
-        assert past.length == 11
-        later = tokens.clone()
-        later[:, 7:] = 3
-        torch.testing.assert_close(lm(later)[:, :7], whole[:, :7])  # no token sees later ones
-        for side in ("left", "right"):
-            mask = torch.ones(2, 11, dtype=torch.long)
-            cut = slice(0, 4) if side == "left" else slice(7, 11)
-            kept = slice(4, 11) if side == "left" else slice(0, 7)
-            mask[1, cut] = 0
-            padded = lm(tokens, attention_mask=mask)
-            torch.testing.assert_close(padded[0], whole[0], atol=1e-5, rtol=1e-4)
-            alone = lm(tokens[1:, kept])
-            torch.testing.assert_close(padded[1:, kept], alone, atol=1e-5, rtol=1e-4)
-        padded_past = ci.Past()
-        mask = torch.ones(2, 11, dtype=torch.long)
-        mask[1, :4] = 0
-        first = lm(tokens[:, :6], past=padded_past, attention_mask=mask[:, :6])
-        second = lm(tokens[:, 6:], past=padded_past, attention_mask=mask)
-        together = torch.cat([first, second], dim=1)
-        torch.testing.assert_close(together[1, 4:], lm(tokens[1:, 4:])[0], atol=1e-5, rtol=1e-4)
 
 
 def test_a_resized_copy_is_the_model_with_interpolated_positions(one):
