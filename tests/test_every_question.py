@@ -16,7 +16,7 @@ from gathered import CHUNKS, COUNT, folder, same
 from golden.case import QUIET
 from golden.cases import SMALL
 from golden.subjects import subject
-from test_whitebox_family import member
+from test_family_fixtures import member
 
 
 def of(data, rows):

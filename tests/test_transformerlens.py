@@ -16,7 +16,7 @@ from conftest import BATCH, CLASSES, HEADS, make, make_lm, refuses
 from crate_interp.models.hook_aliases import RefusedError
 from foreign import pair
 from neighbours import make_clip, make_mae
-from test_whitebox_family import member
+from test_family_fixtures import member
 
 CLS = [3, 7]  # a class for each image
 
