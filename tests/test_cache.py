@@ -285,9 +285,8 @@ def test_towers_share_points_and_keep_their_names(clip, pictures):
         back = lambda value, hook: cache[hook.name]  # noqa: E731
         clip.visual.run_with_hooks(pictures, fwd_hooks=[("blocks.1.hook_resid_post", back)])
         _, whole = clip.run_with_cache(pictures, tokens)
-        assert torch.equal(whole.visual["pattern", 1], cache["pattern", 1]) and whole.text[
-            "resid_post", 0
-        ].shape == (2, 8, 24)
+        assert torch.equal(whole.visual["pattern", 1], cache["pattern", 1])
+        assert whole.text["resid_post", 0].shape == (2, 8, 24)
         torch.testing.assert_close(
             whole.visual.logit_lens().values[-1], clip.encode_image(pictures), atol=1e-4, rtol=1e-4
         )

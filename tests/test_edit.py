@@ -77,10 +77,8 @@ def test_projections_of_bases_of_any_kind():
 def test_values():
     x = torch.arange(-30.0, 30.0).view(3, 4, 5)
     assert edit.scale(3.0, atoms=1)(x, None)[..., 1].equal(3 * x[..., 1])
-    assert (
-        edit.clamp(low=0.0)(x, None).equal(x.relu())
-        and edit.clamp(2.0, 2.0, positions=1)(x, None)[:, 1].eq(2).all()
-    )
+    assert edit.clamp(low=0.0)(x, None).equal(x.relu())
+    assert edit.clamp(2.0, 2.0, positions=1)(x, None)[:, 1].eq(2).all()
     assert edit.threshold(4.0)(x, None).equal((x - 4).relu())
     assert edit.zero(positions=range(2))(x, None)[:, :2].eq(0).all()
     both = edit.zero(atoms=torch.tensor([1]), positions=[0, 2])(x, None)

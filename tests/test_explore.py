@@ -12,6 +12,7 @@ import torch
 import crate_interp as ci
 from browser import drawn, driven, opened
 from conftest import BATCH, HEADS, LAYERS, make, make_lm
+from crate_hooks import edit
 from crate_interp.viz.packing import LIMIT
 
 FAMILIES = ("crate-lm", "nanochat-crate", "gpt-baseline")
@@ -210,9 +211,8 @@ def row(logits, own):
 
 def close(found, wanted):
     """Batches of copies and single runs differ in their last bits."""
-    assert found[1] == wanted[1] and all(
-        abs(a - b) <= 1 for a, b in zip(found[::2], wanted[::2], strict=True)
-    )
+    assert found[1] == wanted[1]
+    assert all(abs(a - b) <= 1 for a, b in zip(found[::2], wanted[::2], strict=True))
 
 
 @pytest.mark.parametrize("family", ["crate", "crate-alpha", "tost", "aot"])
@@ -231,21 +231,13 @@ def test_each_part_is_off_in_a_run_of_its_own(family, monkeypatch):
 
         for layer in range(model.cfg.n_layers):
             for head in range(model.cfg.n_heads):
-
-                def no_head(z, hook, head=head):
-                    z[:, :, head] = 0
-                    return z
-
-                wanted = row(edited(f"blocks.{layer}.attn.hook_z", no_head), own)
+                off = edit.zero(heads=head)
+                wanted = row(edited(f"blocks.{layer}.attn.hook_z", off), own)
                 close(found["heads"][layer][head], wanted)
         for layer, atoms in found["atoms"].items():
             for atom, one in atoms.items():
-
-                def no_atom(code, hook, atom=int(atom)):
-                    code[..., atom] = 0
-                    return code
-
-                close(one, row(edited(f"blocks.{layer}.mlp.hook_post", no_atom), own))
+                off = edit.zero(atoms=int(atom))
+                close(one, row(edited(f"blocks.{layer}.mlp.hook_post", off), own))
         height, width = model.cfg.patch_size
         for number, one in enumerate(found["patches"]):
             y, x = divmod(number, 20 // width)

@@ -7,6 +7,7 @@ from transformer_lens.model_bridge import TransformerBridge
 import crate_interp as ci
 import foreign
 from conftest import refuses
+from crate_hooks import edit
 from crate_interp.bridge.hooked_to_bridge import build
 from crate_interp.models.hooked import check_hooked
 from crate_interp.models.weight_cache import model_digest
@@ -55,12 +56,7 @@ def test_edits_go_back_through_the_bridge(kind):
     _, model = foreign.pair(kind)
     x = foreign.inputs(kind)
     before, cache = model.run_with_cache(x)
-
-    def nothing(z, hook):
-        z = z.clone()
-        z[:, :, 1] = 0
-        return z
-
+    nothing = edit.zero(heads=1)
     edited = model.run_with_hooks(x, fwd_hooks=[("blocks.0.attn.hook_z", nothing)])
     seen = {}
     with model.hooks(fwd_hooks=[("blocks.0.attn.hook_z", nothing)]):

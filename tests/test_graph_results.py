@@ -8,7 +8,7 @@ import torch
 
 import crate_interp as ci
 from conftest import make, make_lm, refuses
-from crate_hooks import full_name
+from crate_hooks import edit, full_name
 from crate_interp.circuits.graphs import trust
 from crate_interp.circuits.graphs.derivatives import CODE, values
 from crate_interp.circuits.graphs.question import asked
@@ -37,13 +37,7 @@ def test_ablations_are_forwards_with_a_code_of_zero(name):
         nodes = code.nonzero()[::53]
         found = trust.without(case, layer, nodes)
         for (pos, atom), target in zip(nodes.tolist(), found.tolist(), strict=True):
-
-            def gone(value, hook, pos=pos, atom=atom):
-                value = value.clone()
-                value[:, pos, atom] = 0
-                return value
-
-            hooks = [(full_name(CODE, layer), gone)]
+            hooks = [(full_name(CODE, layer), edit.zero(positions=pos, atoms=atom))]
             logits = case.model.run_with_hooks(case.sample, fwd_hooks=hooks)
             assert target == pytest.approx(float(case.question.of(logits.detach())[0]), abs=1e-9)
 

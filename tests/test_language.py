@@ -57,9 +57,8 @@ def test_loss(lm):
         for row in range(2)
         for pos in range(10)
     ]
-    assert loss.item() == pytest.approx(np.mean(slow), rel=1e-5) and lm(
-        tokens, "loss"
-    ).item() == pytest.approx(loss.item())
+    assert loss.item() == pytest.approx(np.mean(slow), rel=1e-5)
+    assert lm(tokens, "loss").item() == pytest.approx(loss.item())
     np.testing.assert_allclose(each.flatten(), slow, rtol=1e-4)
     assert lm(tokens, None) is None and torch.equal(lm(tokens), logits)
 
@@ -69,9 +68,8 @@ def test_stop_and_start(lm):
     with torch.no_grad():
         logits, cache = lm.run_with_cache(tokens)
         z = lm(tokens, stop_at_layer=2)
-        assert torch.equal(z, cache["resid_pre", 2]) and torch.equal(
-            lm(tokens, stop_at_layer=-1), z
-        )
+        assert torch.equal(z, cache["resid_pre", 2])
+        assert torch.equal(lm(tokens, stop_at_layer=-1), z)
         assert torch.equal(lm(tokens, stop_at_layer=LAYERS), cache["resid_post", LAYERS - 1])
         torch.testing.assert_close(lm(z, start_at_layer=2), logits, atol=0, rtol=0)
         if lm.cfg.rotary:
@@ -89,25 +87,18 @@ def test_stop_and_start(lm):
 
 
 def test_text(chat):
-    assert chat.to_tokens("the").tolist() == [[276, 260]] and chat.to_tokens(
-        "the", prepend_bos=False
-    ).tolist() == [[260]]
+    assert chat.to_tokens("the").tolist() == [[276, 260]]
+    assert chat.to_tokens("the", prepend_bos=False).tolist() == [[260]]
     assert chat.to_string(chat.to_tokens("the thing", prepend_bos=False)) == ["the thing"]
-    assert (
-        chat.to_string(torch.tensor([260, 261])) == "theory"[:3] + chat.to_string(261)
-        and chat.to_string([260]) == "the"
-    )
-    assert (
-        chat.to_str_tokens("the", prepend_bos=False) == ["the"]
-        and chat.to_single_token("the") == 260
-    )
+    assert chat.to_string(torch.tensor([260, 261])) == "theory"[:3] + chat.to_string(261)
+    assert chat.to_string([260]) == "the"
+    assert chat.to_str_tokens("the", prepend_bos=False) == ["the"]
+    assert chat.to_single_token("the") == 260
     assert chat.to_tokens(["the", "the"]).shape == (2, 2)
     with torch.no_grad():
         assert torch.equal(chat("the thing"), chat(chat.to_tokens("the thing")))
-    assert (
-        chat.to_str_tokens(["the", "x"]) == [["<|bos|>", "the"], ["<|bos|>", "x"]]
-        and chat.to_single_str_token(260) == "the"
-    )
+    assert chat.to_str_tokens(["the", "x"]) == [["<|bos|>", "the"], ["<|bos|>", "x"]]
+    assert chat.to_single_str_token(260) == "the"
     refuses("is 3 tokens, .*: give a text that is one", lambda: chat.to_single_token("xyz"))
     refuses("the text is empty", lambda: chat.to_tokens("", prepend_bos=False))
     refuses("there is no token 999", lambda: chat.to_string([999]))

@@ -40,18 +40,15 @@ def test_attention_is_the_models_own_pattern(cache):
         without, pattern[:, :, 0, 1:] / pattern[:, :, 0, 1:].sum(-1, keepdim=True), atol=1e-6
     )
     unscaled = ci.maps.attention(cache, 1, scaled=False, cls_key=False).flatten(2)
-    assert (
-        torch.equal(unscaled.argsort(dim=-1), without.argsort(dim=-1))
-        and (unscaled.amax(-1) >= without.amax(-1)).all()
-    )
+    assert torch.equal(unscaled.argsort(dim=-1), without.argsort(dim=-1))
+    assert (unscaled.amax(-1) >= without.amax(-1)).all()
 
 
 def test_codes_components_and_rollout(cache):
     post = cache["post", 2]
     maps = ci.maps.codes(cache, 2, [5, 0])
-    assert torch.equal(maps[1, 0].flatten(), post[1, 1:, 5]) and torch.equal(
-        maps[0, 1].flatten(), post[0, 1:, 0]
-    )
+    assert torch.equal(maps[1, 0].flatten(), post[1, 1:, 5])
+    assert torch.equal(maps[0, 1].flatten(), post[0, 1:, 0])
     parts = ci.maps.components(cache, 0, 2)
     keys = cache["blocks.0.attn.hook_k"].flatten(2)[:, 1:]
     assert torch.equal(parts, ci.measures.pca_map(keys, GRID, 2))
@@ -88,11 +85,9 @@ def test_the_page_of_heads(cache, images, tmp_path):
     page = ci.viz.head_grid(cache, images, layers=[0, -1])
     html = page.save(tmp_path / "new" / "heads.html").read_text()
     assert "<script" not in html and "http" not in html.replace("http-equiv", "")
-    assert (
-        html.count('type="radio"') == 2
-        and html.count("checked>") == 1
-        and html.count('tabindex="0"') == 2 * BATCH * (HEADS + 1)
-    )
+    assert html.count('type="radio"') == 2
+    assert html.count("checked>") == 1
+    assert html.count('tabindex="0"') == 2 * BATCH * (HEADS + 1)
     drawn = tiles(html)
     assert len(drawn) == 2 * BATCH * HEADS
     maps = ci.maps.attention(cache, LAYERS - 1)

@@ -121,9 +121,8 @@ def test_what_hugging_face_gives_and_takes(lm):
     labels[0, 3] = -100
     with torch.no_grad():
         out = lm(input_ids=tokens, attention_mask=real, labels=labels)
-        assert isinstance(out, CausalLMOutput) and torch.equal(
-            out.logits, lm(tokens, attention_mask=real)
-        )
+        assert isinstance(out, CausalLMOutput)
+        assert torch.equal(out.logits, lm(tokens, attention_mask=real))
         wanted = F.cross_entropy(out.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         # transformers counts what is predicted from the last of the padding too
         first = [(row, int(real[row].long().argmax())) for row in range(3)]

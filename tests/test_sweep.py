@@ -139,11 +139,9 @@ def test_sparsity_attention_and_alignment_numbers(model, data, result):
         shape = cell(result.layers(), "alignment.dictionary_shape", layer).iloc[0]
         assert shape["mean"] == pytest.approx(defect / (np.trace(gram) / len(gram)), rel=1e-5)
         row = cell(result.layers(), "alignment.dictionary_defect", layer).iloc[0]
-        assert (
-            row["mean"] == pytest.approx(defect, rel=1e-5)
-            and row["n"] == 1
-            and np.isnan(row["std"])
-        )
+        assert row["mean"] == pytest.approx(defect, rel=1e-5)
+        assert row["n"] == 1
+        assert np.isnan(row["std"])
 
 
 def test_the_model_runs_in_bfloat16_and_probes_measure_in_float32(data, tmp_path):

@@ -202,10 +202,8 @@ def test_attention_entropies():
     causal = torch.ones(n, n, dtype=torch.float64).tril() / torch.arange(1, n + 1)[:, None]
     wanted = sum(math.log(i) for i in range(1, n + 1)) / n
     assert round(wanted, 3) == 2.632
-    assert (
-        m.causal_uniform_entropy(n) == pytest.approx(wanted, rel=1e-14)
-        and m.causal_uniform_entropy(1) == 0
-    )
+    assert m.causal_uniform_entropy(n) == pytest.approx(wanted, rel=1e-14)
+    assert m.causal_uniform_entropy(1) == 0
     close(m.attention_entropy(causal).mean(), wanted, 1e-13)
 
 

@@ -86,9 +86,8 @@ def test_jaccard_agrees_with_sets(seed):
         one, two = ({i for i, on in enumerate(row) if on} for row in (mask, target))
         assert found == (len(one & two) / len(one | two) if one | two else 1.0)
     order = torch.randperm(13, generator=torch.Generator().manual_seed(seed))
-    assert torch.equal(m.jaccard(a[:, order], b[:, order]), m.jaccard(a, b)) and torch.equal(
-        m.jaccard(b, a), m.jaccard(a, b)
-    )
+    assert torch.equal(m.jaccard(a[:, order], b[:, order]), m.jaccard(a, b))
+    assert torch.equal(m.jaccard(b, a), m.jaccard(a, b))
 
 
 def test_jaccard_of_the_same_none_and_nothing():
@@ -171,9 +170,8 @@ def test_rollout_of_known_patterns():
     torch.testing.assert_close(m.attention_rollout(uniform), wanted.double())
     patterns = draw(6, 7, 3, 2, 5, 5).softmax(dim=-1)
     rolled = m.attention_rollout(patterns)
-    assert rolled.shape == (7, 5, 5) and torch.allclose(
-        rolled.sum(dim=-1), torch.ones(7, 5, dtype=torch.float64)
-    )
+    assert rolled.shape == (7, 5, 5)
+    assert torch.allclose(rolled.sum(dim=-1), torch.ones(7, 5, dtype=torch.float64))
     one = torch.eye(5, dtype=torch.float64)
     for layer in range(3):
         one = (patterns[2, layer].mean(dim=0) + torch.eye(5)) / 2 @ one

@@ -40,9 +40,8 @@ def test_ista_at_its_limits():
         close(ista(eye, eta=eta, lambd=lambd)(y), (y - eta * lambd).relu(), 1e-12)
         close(m.ista_step(y, y, eye, eta, lambd), (y - eta * lambd).relu(), 1e-12)
         close(ista(d, eta=eta, lambd=lambd)(y), m.ista_step(y, y, d, eta, lambd), 1e-12)
-        assert (ista(d, eta=eta, lambd=lambd)(y) >= 0).all() and (
-            m.ista_step(y, y, d, eta, lambd) >= 0
-        ).all()
+        assert (ista(d, eta=eta, lambd=lambd)(y) >= 0).all()
+        assert (m.ista_step(y, y, d, eta, lambd) >= 0).all()
     for code in (ista(d, lambd=1e9)(y), m.ista_step(y, y, d, 0.1, 1e9)):
         assert code.abs().max() == 0
     for code in (ista(d, eta=0.0)(y), m.ista_step(y, draw(32, POS, 7), d, 0.0, 0.1)):
