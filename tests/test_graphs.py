@@ -9,7 +9,7 @@ import crate_interp as ci
 from conftest import make, make_lm
 from crate_hooks import full_name
 from crate_interp.circuits.graphs import derivatives
-from crate_interp.circuits.graphs.question import asked
+from crate_interp.circuits.graphs.question import ask_answer
 from crate_interp.circuits.graphs.selection import among, edge_table, influences, prune, select
 from selection import few
 
@@ -34,7 +34,7 @@ def network(name, **over):
 
 def explained(name, freeze=(), **over):
     model, sample = network(name, **over)
-    question = asked(model, model(sample), None, None)
+    question = ask_answer(model, model(sample), None, None)
     found = derivatives.values(model, sample, question, freeze)
     return model, sample, question, found, derivatives.CutPass(found)
 

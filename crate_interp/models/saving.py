@@ -102,8 +102,8 @@ def _tokenizer(model: nn.Module) -> str | None:
     if getattr(text.cfg, "tokenizer", None) != "file":
         return None
     try:
-        held = text._find_tokenizer()
-        return None if held is None else to_json(held)
+        tokenizer = text._find_tokenizer()
+        return None if tokenizer is None else to_json(tokenizer)
     except CheckpointError as error:
         warnings.warn(f"the tokenizer is not saved: {error}", stacklevel=4)
         return None
