@@ -1,16 +1,15 @@
 """Small models of every kind, bridges over them, and inputs."""
 
-import pytest
 import torch
 
 import crate_interp as ci
 from conftest import BATCH, IMAGE, LMS, make, make_lm
+from selection import few, few_of
 
 VISION, TEXT = ["crate", "crate-alpha"], LMS
 EVERY = VISION + TEXT
 # the first one always, the others where slow tests run
-FEW = [VISION[0], *(pytest.param(name, marks=pytest.mark.slow) for name in EVERY[1:])]
-FEW_TEXT = [TEXT[-1], *(pytest.param(name, marks=pytest.mark.slow) for name in TEXT[:-1])]
+FEW, FEW_TEXT = few(EVERY), few_of(TEXT, TEXT[-1:])
 VARIANTS = (
     {},
     {"family": "crate-alpha", "d_mlp": 17},

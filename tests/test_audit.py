@@ -13,6 +13,7 @@ import crate_interp as ci
 from conftest import make, make_lm
 from crate_interp.audits.claims import NUMBERS
 from crate_interp.probes.layer_reading import FRAMES
+from selection import few_of
 
 sys.path.append(str(Path(__file__).parent.parent / "demos"))
 
@@ -113,10 +114,7 @@ def test_the_theory_is_kept_in_every_cell():
     assert named["reason"].str.startswith("an ideal layer misses the bound too").all()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in BREAKS],
-)
+@pytest.mark.parametrize("name", few_of(BREAKS, QUICK))
 def test_a_defect_breaks_what_was_written(name):
     control = planted.ideal(n_layers=1)
     DEFECTS[name].change(control)

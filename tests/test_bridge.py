@@ -32,6 +32,7 @@ from neighbours import (
     model_of,
     pair,
 )
+from selection import few_of
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -243,10 +244,7 @@ def loaded(model, folder, auto=None):
     return config, found, ci.load(folder, dtype=model.cfg.dtype)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name == "crate-lm" else pytest.mark.slow) for name in EVERY],
-)
+@pytest.mark.parametrize("name", few_of(EVERY, ["crate-lm"]))
 def test_a_folder_is_an_auto_model(name, tmp_path):
     model, x = model_of(name), input_of(name)
     config, found, wanted = loaded(model, tmp_path)

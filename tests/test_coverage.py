@@ -17,12 +17,11 @@ from crate_interp.stats import bootstrap, intervals
 from crate_interp.stats.contrasts import Spread, against_networks, contrast, paired
 from crate_interp.sweeps import findings
 from crate_interp.training.watch_result import FEWEST, change_point, fitted, noise
+from selection import few_of
 
 COUNTS = (2, 4, 8, 32, 256)
 LEAST = 0.93
-many = pytest.mark.parametrize(
-    "n", [pytest.param(n, marks=[pytest.mark.slow] * (n != 8)) for n in COUNTS]
-)
+many = pytest.mark.parametrize("n", few_of(COUNTS, [8]))
 
 
 def independent(n):

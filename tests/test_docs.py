@@ -20,6 +20,7 @@ from crate_interp.probes import sparsity_probe
 from crate_interp.results.statistic import Statistic
 from crate_interp.sweeps.layer_curves import legend, numbers, summary
 from crate_interp.viz.report_pages import report_page
+from selection import few_of
 
 ROOT = Path(__file__).parent.parent
 CONTRIBUTING = (ROOT / ".github" / "CONTRIBUTING.md").read_text()
@@ -153,17 +154,12 @@ def test_the_pages_of_the_reference_cover_what_is_public():
     assert modules | {"", "hooks.edit"} == set(generated().api())
 
 
+EXAMPLES = sorted(path.stem for path in (DOCS / "examples").glob("*.txt"))
 LONG = ("ci", "circuits", "viz", "saes", "surgeries", "data")  # they run models on data
 
 
 @pytest.mark.filterwarnings("ignore:Matplotlib is currently using agg")
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(path.stem, marks=[pytest.mark.slow] if path.stem in LONG else [])
-        for path in sorted((DOCS / "examples").glob("*.txt"))
-    ],
-)
+@pytest.mark.parametrize("name", few_of(EXAMPLES, {*EXAMPLES} - {*LONG}))
 def test_the_examples_show_what_they_say(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     failed, tried = doctest.testfile(

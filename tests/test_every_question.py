@@ -16,6 +16,7 @@ from gathered import CHUNKS, COUNT, folder, same
 from golden.case import QUIET
 from golden.cases import SMALL
 from golden.subjects import subject
+from selection import few_of
 from test_family_fixtures import member
 
 
@@ -23,9 +24,7 @@ def of(data, rows):
     return {key: data[key][rows] for key in data} if isinstance(data, dict) else data[rows]
 
 
-@pytest.fixture(
-    params=[pytest.param(verb, marks=[pytest.mark.slow] * (verb == "audit")) for verb in SMALL]
-)
+@pytest.fixture(params=few_of(SMALL, {*SMALL} - {"audit"}))
 def verb(request):
     def asked(model, data):
         return attrgetter(request.param)(ci)(model, data, **SMALL[request.param], **QUIET)

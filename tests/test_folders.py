@@ -22,6 +22,7 @@ from crate_interp.core.folders import LOCK, listed, replacing
 from crate_interp.questions.chunks import InFolder
 from folders import files_of, leftovers, two_sweeps
 from killing import died_at
+from selection import few_of
 from test_chunks import CHUNKS, WHOLE, run
 
 INDEX = "meta.json"
@@ -75,7 +76,7 @@ def steps_of(old, work, judge, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["save", pytest.param("pages", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["save", "pages"])
 def test_a_result_that_dies_at_any_step_is_one_of_two_wholes_or_refused(sweeps, kind, tmp_path):
     first, second = sweeps
 
@@ -345,12 +346,7 @@ def test_a_run_that_dies_at_any_step_leaves_nothing_behind(tmp_path):
     assert step > 15 and {".part", ".lock"} <= seen
 
 
-SLOW = {"report", "audit", "atlas", "convert"}
-
-
-@pytest.mark.parametrize(
-    "case", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in kill.CASES]
-)
+@pytest.mark.parametrize("case", few_of(kill.CASES, ["save_pretrained"]))
 def test_a_killed_writer_leaves_one_of_two_wholes_or_nothing_that_loads(case):
     left = [0]
     verdicts = kill.run(case, 5, left, timed=False)

@@ -13,6 +13,7 @@ from conftest import D_MODEL, FIXTURES, HEADS, IMAGE, fails, make, refuses, same
 from crate_interp.circuits import logit_lens
 from published import GIVEN, SIZES, published
 from reference import published_layout
+from selection import few_of
 from test_families import check_blocks, same
 from test_load import given
 
@@ -70,10 +71,9 @@ LARGE = (
     "crate_alpha_L8_in21k", "nanochat_crate_d12", "crate_large", "crate_base", "crate_mae_base",
     "crate_alpha_B8_in21k", "crate_lm_12l_overcomplete", "crate_alpha_B32_in21k",
 )  # fmt: skip
-SIZED = [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in REAL]
 
 
-@pytest.mark.parametrize("name", SIZED)
+@pytest.mark.parametrize("name", few_of(REAL, {*REAL} - {*LARGE}))
 def test_real_sizes(name):
     listed = json.loads((FIXTURES / "keys" / f"{name}.json").read_text())
     shapes = listed["keys"]

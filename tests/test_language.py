@@ -18,6 +18,7 @@ from crate_interp.models.layers.context import padded
 from crate_interp.models.text.generation import Options
 from crate_interp.models.text.text_and_tokens import TOKENIZER_STATE
 from crate_interp.questions.untrained_twins import twin
+from selection import few_of
 
 VOCAB = 47
 
@@ -205,8 +206,8 @@ def test_parts_of_a_character_are_named_by_their_bytes(chat):
     assert chat.to_string(ids) == text
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("crate-lm vanilla", "gpt-baseline")]
-some_quick = pytest.mark.parametrize("lm", ["crate-lm", "nanochat-crate", *SLOW], indirect=True)
+QUICK = ("crate-lm", "nanochat-crate")
+some_quick = pytest.mark.parametrize("lm", few_of(LMS, QUICK), indirect=True)
 N_CTX = 13
 GREEDY = dict(do_sample=False, stop_at_eos=False, verbose=False)
 DRAWN = dict(stop_at_eos=False, verbose=False)

@@ -17,6 +17,7 @@ from crate_interp.core.run_options import RunOptions
 from crate_interp.data import open_data, open_text
 from crate_interp.questions.batches import Chunk, samples_of
 from gathered import CHUNKS, COUNT, pictures, same, table
+from selection import few
 from texts import Words
 
 MORE = "give limit=n, which keeps the first n samples in memory, or data with a length"
@@ -37,17 +38,10 @@ def wanted(model, data):
     return ci.sweep(model, data, **CHUNKS)
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        "torch",
-        "steps",
-        *(
-            pytest.param(form, marks=pytest.mark.slow)
-            for form in ("plain", "sharded", "numpy", "parquet")
-        ),
-    ],
-)
+FORMS = ("torch", "steps", "plain", "sharded", "numpy", "parquet")
+
+
+@pytest.mark.parametrize("form", few(FORMS, 2))
 def test_a_stream_is_measured_as_its_table_is(model, data, wanted, form, tmp_path):
     stream = data.to_iterable_dataset(num_shards=5 if form == "sharded" else 1)
     if form in ("torch", "numpy"):
@@ -116,13 +110,8 @@ def texts():
     return [" ".join(map(str, drawn[start:stop])) for start, stop in parts]
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        "nanochat-crate",  # a token of its own begins each window
-        pytest.param("crate-lm", marks=pytest.mark.slow),
-    ],
-)
+# the first with a token of its own at the beginning of each window
+@pytest.mark.parametrize("family", few(["nanochat-crate", "crate-lm"]))
 def test_windows_of_a_stream_of_texts(family, texts):
     lm = make_lm(family)
     lm.tokenizer = Words()
@@ -181,9 +170,7 @@ def test_a_short_text_has_the_numbers_of_its_cache(family):
         assert np.array_equal(swept.heads()["mean"], probed.heads()["mean"], equal_nan=True)
 
 
-@pytest.mark.parametrize(
-    "family", [FAMILIES[0], *(pytest.param(one, marks=pytest.mark.slow) for one in FAMILIES[1:])]
-)
+@pytest.mark.parametrize("family", few(FAMILIES))
 @pytest.mark.parametrize("texts", [RAGGED, EQUAL], ids=["ragged", "equal"])
 def test_each_short_text_of_a_list_is_a_sample(family, texts, tmp_path):
     lm = reader(family)
