@@ -27,7 +27,7 @@ from crate_interp.core.safe_text import in_markdown
 
 DATA = Path(__file__).parent / "data"
 STORED, FRAME = DATA / "claims.csv", DATA / "claims_page.md"
-HEAD = ("claim, and where it is made", "ours (95 %)", "baseline", "answer", "rule, and measured by")
+HEAD = ("claim, and where it is made", "answer", "ours (95 %)", "baseline", "rule, and measured by")
 TABLES = {  # what a rule is about -> the heading of its claims
     "white box": "Claims about white-box transformers",
     "other": "Claims of these documents that are not about white-box transformers",
@@ -91,12 +91,12 @@ def lab_cells(row: Row) -> tuple[str, ...]:
     if [tuple(map(number, ends)) for ends in cases.values()] != [shown]:
         words += f" ({rules.asked(rule, cases)})"
     baseline = f"{number(row['baseline'])}, {row['baseline_is']}"
-    cells = (row["claim"], row["published"], ours, rule.units(row["n"]), baseline)
-    return (*cells, words, answered(row))
+    measured = (ours, rule.units(row["n"]), baseline, words)
+    return (row["claim"], answered(row), row["published"], *measured)
 
 
 def cells_of(row: Row) -> tuple[str, ...]:
-    text, published, ours, n, baseline, rule, answer = lab_cells(row)
+    text, answer, published, ours, n, baseline, rule = lab_cells(row)
     said = f"{row['where']}{f': {published}' if published else ''}"
     by = f"[{row['lab']}](labs/{row['lab']}.md)"
     return _five(text, said, answer, ours, n, baseline, rule, by)
@@ -112,14 +112,14 @@ def other_cells(each: elsewhere.Elsewhere) -> tuple[str, ...]:
 def _five(
     text: str, where: str, answer: str, ours: str, n: str, baseline: str, rule: str, by: str
 ) -> tuple[str, ...]:
-    return f"{text}<br>*{where}*", f"{ours}<br>*{n}*", baseline, answer, f"{rule}<br>*{by}*"
+    return f"{text}<br>*{where}*", answer, f"{ours}<br>*{n}*", baseline, f"{rule}<br>*{by}*"
 
 
 def that_matter(others: Mapping[str, Sequence[elsewhere.Elsewhere]]) -> str:
     """Returns the table of the questions that most readers come with."""
     found = {one.row["rule"]: other_cells(one) for each in others.values() for one in each}
     rows = [(question, *found[rule][1:4]) for question, rule in MATTER]
-    return in_markdown(("question", "found (95 %)", "baseline", "answer"), rows)
+    return in_markdown(("question", "answer", "found (95 %)", "baseline"), rows)
 
 
 def section(document: str, rows: Sequence[Row], others: Sequence[elsewhere.Elsewhere]) -> list[str]:
@@ -183,7 +183,7 @@ def page(rows: Sequence[Row]) -> str:
 
 def with_table(text: str, rows: Sequence[Row]) -> str:
     """Returns the text of a lab's page with its table of claims written anew."""
-    head = ("claim", "published", "ours (95 %)", "n, unit", "baseline", "rule", "answer")
+    head = ("claim", "answer", "published", "ours (95 %)", "n, unit", "baseline", "rule")
     lines = text.splitlines()
     first = next(at for at, line in enumerate(lines) if line.startswith("| claim"))
     last = next(
