@@ -128,7 +128,10 @@ class Base:
         """Returns a copy for updates whose codes are in a dtype."""
         if dtype != torch.float32:
             return self
-        found = {frame: descent.in_single() for frame, descent in self.found.items()}
+        found = {}
+        for frame, descent in self.found.items():
+            codes = descent.spectrum.codes.float()
+            found[frame] = replace(descent, spectrum=replace(descent.spectrum, codes=codes))
         # made like the side after an update, so that both are equal if the update is 0
         rows = frames.in_dtype(self.rows, dtype)
         side = frames.side_of(rows, None, self.u, self.side.goal)

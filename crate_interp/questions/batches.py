@@ -15,7 +15,15 @@ from crate_interp.core.device_waits import sent
 from crate_interp.core.pictures import Undecodable
 from crate_interp.core.run_options import DEFAULTS, RunOptions
 from crate_interp.data import Data, Samples, open_data, open_text
-from crate_interp.data.samples import Found, Preprocess, bad_ones, grouped, next_of, read_runs
+from crate_interp.data.samples import (
+    Found,
+    ImageReading,
+    Preprocess,
+    bad_ones,
+    grouped,
+    next_of,
+    read_runs,
+)
 from crate_interp.data.sources import table_named
 from crate_interp.data.streams import Stream, image_stream, is_stream, text_stream
 from crate_interp.measures.checks import all_finite
@@ -234,7 +242,7 @@ def data_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -> S
     reader: Any = model
     if model.unit == "windows":
         return text_stream(data, reader.window_rows, options.limit)
-    return image_stream(data, on_cpu(model), options.limit)
+    return image_stream(data, ImageReading(on_cpu(model), limit=options.limit))
 
 
 def on_cpu(model: HookedModel) -> Preprocess:

@@ -42,8 +42,12 @@ def in_folder(
     run = json.loads(json.dumps(run, default=lambda number: number.item()))
     with chunks.writable(out):
         out.mkdir(parents=True, exist_ok=True)
-        _check_places(out)
-        (out / chunks.CHUNKS).mkdir(exist_ok=True)
+        parts = out / chunks.CHUNKS
+        for path in (out / chunks.RUN, parts / chunks.LOCK):  # a run does not write through a link
+            files.check_regular(path)
+        if parts.is_symlink():
+            raise ValueError(f"{str(parts)!r} is a link: remove it, or give another folder.")
+        parts.mkdir(exist_ok=True)
     with working(out, shard, every=not resume):
         with chunks.writable(out):
             remove_leftovers(out)
@@ -120,16 +124,6 @@ def _is_run(settings: Mapping[str, Any]) -> bool:
     """Tells whether the content of a run.json is that of a run of ours, of whatever version."""
     kinds = {"format": int, "kind": str, "settings": dict}
     return all(type(settings.get(name)) is kind for name, kind in kinds.items())
-
-
-def _check_places(out: Path) -> None:
-    """Raises ValueError if a run would write through a link."""
-    for path in (out / chunks.RUN, out / chunks.CHUNKS / chunks.LOCK):
-        files.check_regular(path)
-    if (out / chunks.CHUNKS).is_symlink():
-        raise ValueError(
-            f"{str(out / chunks.CHUNKS)!r} is a link: remove it, or give another folder."
-        )
 
 
 def _discard(out: Path) -> None:

@@ -19,9 +19,9 @@ from crate_interp.models.hook_points import check_atoms
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.runtimes import with_weights
 from crate_interp.probes.layer_reading import dictionary
-from crate_interp.questions.asking import Experiment, Perhaps, ask
+from crate_interp.questions.asking import Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk, Reading
-from crate_interp.questions.experiment import Pass, Plan, Question, Tables
+from crate_interp.questions.experiment import Pass, Question, Tables
 from crate_interp.results.result import Result, first
 from crate_interp.sweeps import atom_sums
 from crate_interp.sweeps.atom_sums import LayerSums, both_sums, layer_sums, tables_of_sums
@@ -220,10 +220,6 @@ class Atoms(Question):
         """Returns the pass that measures the atoms."""
         measure = partial(atom_tables, settings=self.facts(model)["settings"])
         return Pass("atoms", measure, AtomResult.STORED)
-
-    def plan(self, run: Experiment) -> Plan:
-        """Yields the passes, and returns the tables of the result."""
-        return (yield self.passes(run.model))
 
 
 def atom_tables(chunk: Chunk, settings: Mapping[str, Any]) -> Tables:

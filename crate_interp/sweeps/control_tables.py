@@ -65,15 +65,9 @@ def _control(row: Any) -> str:
     """Returns the mean under a control, and in how many samples the model is better."""
     if not hasattr(row, "lower"):  # older saved results lack this number
         return f"{row.control_mean:.4g}"
-    return f"{row.control_mean:.4g} ({_better(row)}/{row.n})"
-
-
-def _better(row: Any) -> int:
-    """Returns in how many samples the model is better than the control.
-
-    For R - R^c, better means higher; for other statistics, it means lower.
-    """
-    return row.n - row.lower if row.statistic.startswith("reduction") else row.lower
+    # for R - R^c, better means higher; for other statistics, it means lower
+    better = row.n - row.lower if row.statistic.startswith("reduction") else row.lower
+    return f"{row.control_mean:.4g} ({better}/{row.n})"
 
 
 def an_eighth(start: int, count: int) -> list[int]:
@@ -105,7 +99,10 @@ def controls_text(result: Result) -> str:
     for name in CONTROLLED:
         header, rows = controls_table(result, name)
         if rows:
-            bound = rate_reduction_bound(result)
+            config = result.meta["config"]
+            grouped = config.get("subspaces", "query") != "query"  # a group of heads shares one U_k
+            heads = config["value_heads"] if grouped else config["n_heads"]
+            bound = config["d_model"] / 2 * math.log(heads)
             of_each = "\n".join(f"{kind}: {KINDS[kind]}" for kind in header if kind in KINDS)
             return (
                 f"\nNegative controls: {name} over {controlled(result)}, next to the model on the "
@@ -124,11 +121,3 @@ def controlled(result: Result) -> str:
     if counts.min() == counts.max():
         return words
     return f"{words} (random weights; the others on {counts.min()} of them, evenly spread)"
-
-
-def rate_reduction_bound(result: Result) -> float:
-    """Returns d/2 ln K in nats per token, the largest R - R^c for complete orthonormal U."""
-    config = result.meta["config"]
-    grouped = config.get("subspaces", "query") != "query"  # a group of heads shares one U_k
-    heads = config["value_heads"] if grouped else config["n_heads"]
-    return config["d_model"] / 2 * math.log(heads)

@@ -24,8 +24,8 @@ from crate_interp.models.weight_cache import weight_mark
 from crate_interp.probes import BUILT_IN, DEFAULT, OF_MEMBERS, Probe, resolve
 from crate_interp.probes.probe import MASKS
 from crate_interp.questions import batches
-from crate_interp.questions.asking import Experiment, Perhaps, ask
-from crate_interp.questions.experiment import Pass, Plan, Question, Tables
+from crate_interp.questions.asking import Perhaps, ask
+from crate_interp.questions.experiment import Pass, Question, Tables
 from crate_interp.questions.provenance import functions_of, model_meta, probes_meta
 from crate_interp.questions.untrained_twins import twin
 from crate_interp.stats.contrasts import MOST_GROUPS
@@ -122,13 +122,9 @@ class Sweep(Question):
         """Returns what else the numbers depend on, by name."""
         return functions_of(list(self.probes), self.forward)
 
-    def passes(self) -> Pass:
+    def passes(self, model: HookedModel) -> Pass:
         """Returns the pass that measures the probes."""
         return sweep_pass("sweep", self.probes, self.blocks, self.forward, self.controls)
-
-    def plan(self, run: Experiment) -> Plan:
-        """Yields the passes, and returns the tables of the result."""
-        return (yield self.passes())
 
 
 def sweep_pass(
