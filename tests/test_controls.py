@@ -7,7 +7,7 @@ import torch
 import crate_interp as ci
 import reference
 from conftest import LAYERS, make
-from crate_interp.sweeps.control_tables import an_eighth
+from crate_interp.sweeps.layer_curves import an_eighth
 from probing import sweep, values
 
 

@@ -8,7 +8,7 @@ import crate_interp as ci
 from conftest import refuses
 from crate_interp.bridge.hooked_to_bridge import build
 from crate_interp.models.hooked import check_hooked
-from crate_interp.models.weight_cache import model_digest
+from crate_interp.models.weights import model_digest
 from crate_interp.questions.untrained_twins import twin
 from foreign import (
     HEADS,

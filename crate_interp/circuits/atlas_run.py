@@ -8,8 +8,8 @@ import pandas as pd
 import torch
 
 from crate_interp.circuits import atom_effects
-from crate_interp.circuits.atom_logits import directions, logit_effects, named
 from crate_interp.circuits.excerpts import excerpts
+from crate_interp.circuits.logits import directions, logit_effects, named
 from crate_interp.core import checks
 from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples

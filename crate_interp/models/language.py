@@ -156,7 +156,14 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
                 count = self.cfg.d_vocab
                 labels = check_labels(labels, tokens.shape, count, "token ids", tokens.device)
         else:
-            self._check_start(given, start, return_type, labels, check)
+            if not isinstance(given, Tensor) or not given.is_floating_point():
+                raise ValueError("start_at_layer takes the stream of floats [batch, pos, d_model].")
+            if return_type in ("loss", "both") or labels is not None:
+                raise ValueError(f"a loss needs tokens, but start_at_layer={start} takes a stream.")
+            self.check_start(start)
+            hooked.check_stream(self, given)
+            if check:
+                hooked.check_finite(given)
             tokens, mask = given, attention_mask
         padding = padding_of(mask, tokens.shape[0], tokens.shape[1], past, tokens.device)
         z = self._embed(tokens, past, padding) if start_at_layer is None else tokens
@@ -250,18 +257,6 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
             return z
         z = self.resid_lambdas[layer] * z
         return z if x0 is None else z + self.x0_lambdas[layer] * x0
-
-    def _check_start(
-        self, z: Any, start: int, return_type: str | None, labels: object, check: bool
-    ) -> None:
-        if not isinstance(z, Tensor) or not z.is_floating_point():
-            raise ValueError("start_at_layer takes the stream of floats [batch, pos, d_model].")
-        if return_type in ("loss", "both") or labels is not None:
-            raise ValueError(f"a loss needs tokens, but start_at_layer={start} takes a stream.")
-        self.check_start(start)
-        hooked.check_stream(self, z)
-        if check:
-            hooked.check_finite(z)
 
     def check_start(self, layer: int) -> None:
         """Raises ValueError if a stream lacks what the layers from `layer` on read besides it."""
