@@ -1,7 +1,7 @@
 """One pass of a model over a chunk of data, batch by batch, with readings of its activations."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,7 +21,6 @@ from crate_interp.data.samples import (
     Preprocess,
     bad_ones,
     grouped,
-    next_of,
     read_runs,
 )
 from crate_interp.data.sources import table_named
@@ -144,8 +143,14 @@ class Chunk:
         After the last sample, this is the first sample. read: `samples.read` or `samples.masks`.
         With skip_bad, samples that `read` cannot decode are skipped.
         """
+        of = self.samples.of
+        for step in range(1, of if self.skip_bad else 1):
+            following = (number + step) % of
+            with suppress(Undecodable):
+                return read(following, following + 1)
+        following = number if self.skip_bad else (number + 1) % of
         try:
-            return next_of(read, number, self.samples.of, self.skip_bad)
+            return read(following, following + 1)
         except Undecodable as error:
             raise ValueError(advised(error)) from None
 

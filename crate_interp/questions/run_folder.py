@@ -50,7 +50,13 @@ def in_folder(
         parts.mkdir(exist_ok=True)
     with working(out, shard, every=not resume):
         with chunks.writable(out):
-            remove_leftovers(out)
+            # what dead processes left
+            files.check_regular(out / _FOLD)
+            for folder in (out, parts):
+                files.remove_unfinished(folder)
+            with suppress(OSError), FileLock(out / _FOLD, timeout=0):
+                tidy(out, META)
+                (out / _FOLD).unlink()
             if not resume:
                 _discard(out)
         with alone(out):
@@ -184,16 +190,3 @@ def working(out: Path, shard: chunks.Shard, every: bool) -> Iterator[None]:
                 words = f"another process works in {str(out)!r}, {why}. Wait until it ends."
                 raise ValueError(words) from None
         yield
-
-
-def remove_leftovers(out: Path) -> None:
-    """Removes what dead processes left in the folder of a run.
-
-    Raises ValueError if a lock's name is that of a link or a folder.
-    """
-    files.check_regular(out / _FOLD)
-    for folder in (out, out / chunks.CHUNKS):
-        files.remove_unfinished(folder)
-    with suppress(OSError), FileLock(out / _FOLD, timeout=0):
-        tidy(out, META)
-        (out / _FOLD).unlink()
