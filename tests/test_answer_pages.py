@@ -74,8 +74,8 @@ def test_the_page_holds_every_number_and_the_csv_too(single, tmp_path):
         "CRATE 7 against ViT 8",
         "How sure?",
         "largest t",
-        "by chance at most",
-        "Two untrained networks",
+        "By chance at most",
+        "two untrained networks",
         "untrained",
     ):
         assert words in text

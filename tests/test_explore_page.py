@@ -89,7 +89,8 @@ def test_pointing_at_a_patch_shows_its_row(seen, bench):
             found = np.array(page.evaluate(f"explorer.values({head})"))
             assert np.abs(found - wanted[head]).max() < 0.01 * wanted[head].max()
             patches = wanted[head, 1:]
-            assert np.abs(alphas(page, head) - patches / patches.max()).max() < 0.01
+            most = max(patches.max(), 5 / 13)  # an even map looks even
+            assert np.abs(alphas(page, head) - patches / most).max() < 0.01
         words = page.inner_text("#readout")
         assert f"patch ({row}, {column}) gives most" in words and "1/13 = 0.077" in words
 

@@ -16,7 +16,7 @@ from crate_interp.circuits.graphs.derivatives import (
     through_heads,
     values,
 )
-from crate_interp.circuits.graphs.question import asked
+from crate_interp.circuits.graphs.question import ask_answer
 from crate_interp.circuits.graphs.selection import among, edge_table, influences, prune, select
 from selection import few
 
@@ -41,7 +41,7 @@ def network(name, **over):
 
 def explained(name, freeze=(), **over):
     model, sample = network(name, **over)
-    question = asked(model, model(sample), None, None)
+    question = ask_answer(model, model(sample), None, None)
     found = values(model, sample, question, freeze)
     return model, sample, question, found, CutPass(found)
 

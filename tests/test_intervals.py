@@ -249,7 +249,7 @@ def test_two_untrained_networks_are_no_finding_though_they_differ():
     result = ci.compare(*seeds(8), *seeds(9), untrained=(twins, twins))
     table = result.table()
     assert table["holds"].sum() > 50  # of 60: about these two networks alone it is true
-    assert "no evidence of a difference" in result.headline()
+    assert "No evidence of a difference" in result.headline()
     assert "largest" not in result.headline()
     assert "+" not in result.text().replace(" +", "") and "ooo" in result.text()
     # beside it: what the first two untrained networks differ in, compared in the same way

@@ -187,8 +187,8 @@ def findings(result: Result) -> tuple[str, str]:
     kept = counts.get(verdicts.KEPT, 0)
     facts: Any = FAMILIES.get(result.meta["config"]["family"], {})
     goal = KINDS.get(facts.get("attention"), KINDS["mssa"]).objective
-    often = f"{kept} of {layers} layers" if kept else f"no layer of {layers}"
-    answer = f"Attention lowers {goal} under every scaling in {often} of {where}."
+    whose = f"Attention in {kept} of {layers} layers" if kept else "No layer's attention"
+    answer = f"{whose} lowers {goal} under every scaling, in {where}."
     rows = main_rows(result, "cells")
     rows = rows[(rows["number"] == "compresses") & (rows["frame"] == "read")]
     falls, beyond = (rows["high"] < 0).sum(), (rows["verdict"] == verdicts.KEPT).sum()

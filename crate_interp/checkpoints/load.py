@@ -48,33 +48,48 @@ def load(
 ) -> Any:
     r"""Loads a hooked model in eval mode from any source of its weights.
 
-    source: the first of these that fits: an existing file in a published layout (torch,
-    safetensors or npz), a folder made by save_pretrained, or a folder of several files with their
-    index; a name in ci.list_models(); "owner/repo" on the Hub, with `file` if the repo has several;
-    a state dict or module in a published layout.
-    family: "crate", "crate-alpha", "crate-mae", "crate-lm", "gpt-baseline", "nanochat-crate",
-    "clipa", or "sae" for a sparse autoencoder. None: the keys of the tensors decide.
-    revision: a branch, tag or commit on the Hub (None: the one in the table of models), or
-    "step-N" for an embedded model, or for a folder that has steps/step-N.safetensors.
-    dtype: None is float32. cache_dir, local_files_only, token: as in huggingface_hub.
-    fields: any field of a CrateConfig. It takes precedence over the table of models, the file's
-    own config and the shapes of the tensors. Shapes do not reveal `n_heads` (except in npz files),
-    nor `variant` if there is no output matrix.
-    config: all fields at once, as a CrateConfig, a dict or the path of a config.json. It is needed
-    for tensors that have a hooked model's own names but no config.json of ours next to them: the
-    state dict of a hooked model, a Lightning checkpoint (under any attribute), or the folder of a
-    Hugging Face Trainer, from which the last checkpoint-N is loaded.
-    rename: for a file or state dict of a fork, a function from a key to the published key. If it
-    returns None for a key, the tensor is left out. Or a text as in sed, such as r"s/^net\.//".
-    weights: "ema" for the averaged weights of a training that saved plain ones beside them.
-    head: False gives an image classifier without its head, also if the file has none. Such a model
-    returns features `[batch, d_model]`, and its config has n_classes=0.
+        model = ci.load("crate-tiny-fashion")
+        model = ci.load("run/last.pth", eta=0.1)  # a field that the file does not tell
 
     A wrapper's words in the keys, and one prefix before all keys, are removed. Loading is strict:
     every key is used once, or a warning names it as no part of the model; every parameter is
     filled, shapes are equal, and a file in the table of models must have the digest listed there.
-    Nothing in a file is executed. Raises CheckpointError for anything that is wrong with a source
-    or an argument.
+    Nothing in a file is executed.
+
+    Args:
+        source: The first of these that fits: an existing file in a published layout (torch,
+            safetensors or npz), a folder made by save_pretrained, or a folder of several files with
+            their index; a name in ci.list_models(); "owner/repo" on the Hub; a state dict or module
+            in a published layout.
+        family: "crate", "crate-alpha", "crate-mae", "crate-lm", "gpt-baseline", "nanochat-crate",
+            "clipa", or "sae" for a sparse autoencoder. Default: the keys of the tensors decide.
+        file: The file to load, if a repo on the Hub has several.
+        revision: A branch, tag or commit on the Hub, or "step-N" for an embedded model, or for a
+            folder that has steps/step-N.safetensors. Default: the one in the table of models.
+        device: Where the model is put, such as "cuda".
+        dtype: Of the parameters. Default: float32.
+        cache_dir: As in huggingface_hub, and so are local_files_only and token.
+        local_files_only: Download nothing.
+        token: For repos that are not public.
+        config: All fields at once, as a CrateConfig, a dict or the path of a config.json. It is
+            needed for tensors that have a hooked model's own names but no config.json of ours next
+            to them: the state dict of a hooked model, a Lightning checkpoint (under any attribute),
+            or the folder of a Hugging Face Trainer, from which the last checkpoint-N is loaded.
+        rename: For a file or state dict of a fork, a function from a key to the published key. If
+            it returns None for a key, the tensor is left out. Or a text as in sed, such as
+            r"s/^net\.//".
+        weights: "ema" for the averaged weights of a training that saved plain ones beside them.
+        head: False gives an image classifier without its head, also if the file has none. Such a
+            model returns features `[batch, d_model]`, and its config has n_classes=0.
+        fields: Any field of a CrateConfig. It takes precedence over the table of models, the file's
+            own config and the shapes of the tensors. Shapes do not reveal `n_heads` (except in npz
+            files), nor `variant` if there is no output matrix.
+
+    Returns:
+        The model, whose class is that of its kind, such as HookedCrate or HookedCrateLM.
+
+    Raises:
+        CheckpointError: For anything that is wrong with a source or an argument.
     """
     dtype = dtype or torch.float32
     place = _checked_arguments(source, dtype, device)

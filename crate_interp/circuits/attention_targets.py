@@ -39,15 +39,15 @@ def repeat_targets(
     count = tokens.shape[1]
     query, key = torch.arange(count)[:, None], torch.arange(count)
     before = (key == query - 1).expand(len(tokens), -1, -1)
-    found = {"previous": before.clone()}
-    same = (tokens[:, :, None] == tokens[:, None]).cpu() & (key < query)  # [batch, query, copy]
+    masks = {"previous": before.clone()}
+    copies = (tokens[:, :, None] == tokens[:, None]).cpu() & (key < query)  # [batch, query, copy]
     for offset in offsets:
-        moved = torch.zeros_like(same)
+        beside = torch.zeros_like(copies)
         low, high = max(0, offset), min(count, count + offset)
         if low < high:
-            moved[:, :, low:high] = same[:, :, low - offset : high - offset]
-        found[f"copy{offset:+d}" if offset else "copy"] = moved & (key <= query)
-    return found
+            beside[:, :, low:high] = copies[:, :, low - offset : high - offset]
+        masks[f"copy{offset:+d}" if offset else "copy"] = beside & (key <= query)
+    return masks
 
 
 @in_full_precision
@@ -58,19 +58,25 @@ def head_scores(
 ) -> pd.DataFrame:
     """Returns how much attention each head gives to each kind of target.
 
-    The table has a row per target, layer and head: target, layer, head, score, low, high, even,
-    samples. score: the share of a query's attention that goes to its targets, averaged over the
-    queries that have a target, and then over samples. low, high: the 95 % interval of the mean over
-    samples. even: the score of even attention to every key that a query may see. samples: the
-    number of samples in which some query has a target; other samples are left out.
+    The score is the share of a query's attention that goes to its targets, in [0, 1], averaged over
+    the queries that have a target, and then over samples.
 
-    cache: the cache of `model.run_with_cache(tokens)`, with attn.hook_pattern. targets: masks
-    `[batch, query, key]` by name, such as `repeat_targets(tokens)`, or your own. In language
-    models, keys after the query do not count. groups: of the samples, as in `ci.sweep`.
+    Args:
+        cache: The cache of `model.run_with_cache(tokens)`, with attn.hook_pattern.
+        targets: Masks `[batch, query, key]` by name, such as `repeat_targets(tokens)`, or your own.
+            In language models, keys after the query do not count.
+        groups: Of the samples, as in `ci.sweep`.
 
-    Raises ValueError for targets of another shape, for a target that no query has, for a cache of a
-    language model that holds only some positions (`pos_slice`), and for ToST and CBT. Raises
-    KeyError for a cache without patterns.
+    Returns:
+        A row per target, layer and head: target, layer, head, score, low, high, even, samples.
+        low, high: the 95 % interval of the mean over samples. even: the score of even attention to
+        every key that a query may see. samples: the number of samples in which some query has a
+        target; other samples are left out.
+
+    Raises:
+        ValueError: For targets of another shape, for a target that no query has, for a cache of a
+            language model that holds only some positions (`pos_slice`), and for ToST and CBT.
+        KeyError: For a cache without patterns.
     """
     if not isinstance(cache, CrateCache) or not isinstance(targets, Mapping) or not targets:
         got = f"a {type(cache).__name__} and {checks.quote(targets)}"
@@ -79,7 +85,7 @@ def head_scores(
     cache.check_weights()
     check_pattern(model.cfg, "head_scores")
     n = len(cache.at("attn.hook_pattern", 0))
-    whose = np.arange(n) if groups is None else np.array(group_numbers(groups, n))
+    group_of = np.arange(n) if groups is None else np.array(group_numbers(groups, n))
     tables: list[pd.DataFrame] = []
     for name, mask in targets.items():
         for layer in range(len(model.blocks)):
@@ -87,19 +93,19 @@ def head_scores(
             shape = [pattern.shape[0], *pattern.shape[2:]]
             if not isinstance(mask, Tensor) or mask.dtype != torch.bool or [*mask.shape] != shape:
                 raise ValueError(f"the targets {name!r} are not a bool tensor of shape {shape}.")
-            seen = _visible_keys(cache, pattern)
-            wanted = mask.to(pattern.device) & seen
-            there = wanted.any(dim=-1)  # [batch, query]
-            kept = there.any(dim=-1)
-            if not kept.any():
+            visible = _visible_keys(cache, pattern)
+            hits = mask.to(pattern.device) & visible
+            has_target = hits.any(dim=-1)  # [batch, query]
+            counts = has_target.any(dim=-1)  # whether a sample counts, [batch]
+            if not counts.any():
                 raise ValueError(f"no query sees a target {name!r}: give other tokens.")
-            shares = (wanted.sum(dim=-1) / seen.sum(dim=-1).clamp(min=1))[:, None]
-            scores, even = (
-                _mean_over(values, there)[kept].double().cpu().numpy()
-                for values in ((pattern * wanted[:, None]).sum(dim=-1), shares)
+            shares = (hits.sum(dim=-1) / visible.sum(dim=-1).clamp(min=1))[:, None]
+            scores, even = (  # [sample, head], [sample, 1]
+                _mean_over(values, has_target)[counts].double().cpu().numpy()
+                for values in ((pattern * hits[:, None]).sum(dim=-1), shares)
             )
-            low, high = mean_interval(by_group(scores, whose[kept.cpu().numpy()]))
-            means = [own.mean() for own in scores.T]
+            low, high = mean_interval(by_group(scores, group_of[counts.cpu().numpy()]))
+            means = [of_head.mean() for of_head in scores.T]
             table = every_entry("score", means, target=[name], layer=[layer], head=range(len(low)))
             tables.append(table.assign(low=low, high=high, even=even.mean(), samples=len(scores)))
     return pd.concat(tables, ignore_index=True)
@@ -108,18 +114,18 @@ def head_scores(
 def _visible_keys(cache: CrateCache, pattern: Tensor) -> Bool[Tensor, "*batch query key"]:
     """Returns which keys a query may see; raises ValueError if that cannot be known."""
     queries, keys = pattern.shape[-2:]
-    seen = torch.ones((queries, keys), dtype=torch.bool, device=pattern.device)
+    visible = torch.ones((queries, keys), dtype=torch.bool, device=pattern.device)
     if cache.model.cfg.kind == "text":
         if queries != keys:  # the positions of the cached queries are unknown
             raise ValueError("the cache holds some queries only: run without pos_slice.")
-        seen = seen.tril()
+        visible = visible.tril()
     if cache.mask is not None:  # a padding token is neither a query nor a key
         real = cache.mask.to(pattern.device)
-        seen = seen & real[:, :, None] & real[:, None, :]
-    return seen
+        visible = visible & real[:, :, None] & real[:, None, :]
+    return visible
 
 
-def _mean_over(values: Tensor, there: Bool[Tensor, "batch query"]) -> Tensor:
+def _mean_over(values: Tensor, has_target: Bool[Tensor, "batch query"]) -> Tensor:
     """Returns the mean of `[batch, head, query]` over the queries that have a target."""
-    weights = there[:, None].to(values.dtype)
+    weights = has_target[:, None].to(values.dtype)
     return (values * weights).sum(dim=-1) / weights.sum(dim=-1).clamp(min=1)

@@ -119,17 +119,25 @@ def logit_attribution(
     gpt-baseline are its neurons. TransformerLens' `cache.logit_attrs` differs: it covers only
     heads, and leaves out the lambdas.
 
-    cache: the cache of `model.run_with_cache(x)`, with hook_embed, hook_pos_embed, attn.hook_z,
-    mlp.hook_post and ln_final.hook_scale. target: the number or name of a class or token; or a
-    list of these or a tensor of numbers, one for each sample. minus: a second target, given in the
-    same ways; then the difference of the two logits is attributed. position: in language models,
-    the token whose prediction is attributed; images are read at CLS, or at the mean of all tokens.
+    Args:
+        cache: The cache of `model.run_with_cache(x)`, with hook_embed, hook_pos_embed, attn.hook_z,
+            mlp.hook_post and ln_final.hook_scale.
+        target: The number or name of a class or token; or a list of these or a tensor of numbers,
+            one for each sample.
+        minus: A second target, given in the same ways; then the difference of the two logits is
+            attributed.
+        position: In language models, the token whose prediction is attributed. Images are read at
+            CLS, or at the mean of all tokens.
 
-    Raises ValueError in families where the sparse step replaces the stream (crate, crate-mae,
-    crate-lm, cbt, tost-ista): there the parts do not add up to the logit, so use
-    `ci.circuits.path_patch`; and in tost, where class attention comes between. Raises
-    ValueError for a target or position that does not exist, and KeyError for points that were not
-    cached.
+    Returns:
+        What each part adds for each sample, in nats; `total()` is the logit, before a softcap.
+
+    Raises:
+        ValueError: In families where the sparse step replaces the stream (crate, crate-mae,
+            crate-lm, cbt, tost-ista): there the parts do not add up to the logit, so use
+            `ci.circuits.path_patch`. In tost, where class attention comes between. For a target or
+            position that does not exist.
+        KeyError: For points that were not cached.
     """
     model: Any = getattr(cache, "model", None)
     if model is None or model.cfg.kind not in ("vision", "text"):
@@ -198,17 +206,19 @@ def _contributions(
 
 def _read(cache: CrateCache, point: str, layer: int | None, position: int) -> Tensor:
     """Returns a point's activation at the token that is read, `[batch, ...]`."""
-    held = cache.at(point, layer)
+    activation = cache.at(point, layer)
     cfg = cache.model.cfg
     if cfg.kind == "vision" and cfg.pool == "mean":
-        return held.mean(dim=1)
+        return activation.mean(dim=1)
     if cache.is_padded:
-        places = cache.real_places(position).to(held.device)
-        return held[torch.arange(len(held), device=held.device), places]
+        places = cache.real_places(position).to(activation.device)
+        return activation[torch.arange(len(activation), device=activation.device), places]
     place = 0 if cfg.kind == "vision" else position
-    if not checks.is_int(place) or not -held.shape[1] <= place < held.shape[1]:
-        raise ValueError(f"position={position!r}: give a number from 0 to {held.shape[1] - 1}.")
-    return held[:, place]
+    if not checks.is_int(place) or not -activation.shape[1] <= place < activation.shape[1]:
+        raise ValueError(
+            f"position={position!r}: give a number from 0 to {activation.shape[1] - 1}."
+        )
+    return activation[:, place]
 
 
 def _setting(target: Target | None) -> Any:

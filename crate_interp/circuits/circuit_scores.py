@@ -99,16 +99,33 @@ def evaluate(
     itself or one of `subsets` random subsets of C; it is 0 if nothing outside does its work.
     Minimality is `min_v |F(C) - F(C without v)| / |F(M) - F(none)|` over the heads v of C.
 
-    circuit: a Circuit, or (layer, head) pairs. metric(logits) returns one number, or one for each
-    input, `[batch]`; F is then their mean, and the scores get intervals over inputs (bootstrap-t of
-    linearised ratios). Completeness is the largest of several ratios, minimality the least; their
-    intervals hold for all these ratios at once. ablation: "mean" replaces each head's output by its
-    mean over `reference` (None means `inputs`), position by position; "zero" replaces it by 0.
-    random: how many random circuits of as many heads to compare with. groups: as in `ci.sweep`.
+    Completeness is the largest of several ratios, minimality the least; their intervals hold for
+    all these ratios at once.
 
-    Raises ValueError for inputs that are not a tensor, or a reference of another shape; for a
-    circuit that has no head, all heads, or heads that the model does not have; and for a metric
-    that returns neither one finite number nor one for each input, or does not depend on heads.
+    Args:
+        model: A hooked model.
+        circuit: A Circuit, or (layer, head) pairs.
+        inputs: What the model runs on, a tensor with the batch first.
+        metric: A function of the logits that returns one number, or one for each input, `[batch]`;
+            F is then their mean, and the scores get intervals over inputs (bootstrap-t of
+            linearised ratios).
+        reference: The inputs of the means. Default: `inputs`.
+        ablation: "mean" replaces each head's output by its mean over `reference`, position by
+            position; "zero" replaces it by 0.
+        random: How many random circuits of as many heads to compare with.
+        subsets: How many random subsets of C completeness tries.
+        seed: The seed of the random circuits and subsets.
+        groups: As in `ci.sweep`.
+        progress: Show a progress bar.
+
+    Returns:
+        The scores of the circuit and of random circuits.
+
+    Raises:
+        ValueError: For inputs that are not a tensor, or a reference of another shape; for a circuit
+            that has no head, all heads, or heads that the model does not have; and for a metric
+            that returns neither one finite number nor one for each input, or does not depend on
+            heads.
     """
     check_hooked(model)
     checks.one_of("ablation", ablation, ABLATIONS)

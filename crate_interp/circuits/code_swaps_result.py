@@ -170,8 +170,8 @@ class Concentration(Result):
             "pairs and networks."
         )
 
-    def finding(self) -> str:
-        """Returns what a few nodes carry, beside rotations, and in how many layers more or less."""
+    def sentences(self) -> list[str]:
+        """Returns what a few nodes carry, what random axes do, and what training changed."""
         shares, table = self.table("shares"), self.table("contrasts")
         own: Any = shares[(shares["k"] == self.middle) & (shares["basis"] == NATIVE)]["carried"]
         null: Any = shares[(shares["k"] == self.middle) & (shares["basis"] == ROTATED)]["carried"]
@@ -181,15 +181,17 @@ class Concentration(Result):
         pairs = zip(against["learned"] - 1, against["learned_p"], strict=True)
         learned = [of_difference(*pair) for pair in pairs].count(KEPT)
         points: Any = self._table("points")
-        return (
-            f"In {self.meta['model'] or 'the model'}, swapping {self.middle} of "
-            f"{(points['tokens'] * points['width']).max():,} (token, coordinate) nodes for a "
-            f"donor's carries {own.min():.2f} to {own.max():.2f} of the gap between two answers, "
-            f"on {self.counted_samples()}. As many randomly rotated axes carry {null.min():.2f} to "
-            f"{null.max():.2f}: more than native axes in {layers[BROKEN]} of {len(own)} layers, "
-            f"less in {layers[KEPT]}. Compared with {self.meta['untrained']} untrained "
-            f"networks, training has concentrated the gap in {learned} layers."
-        )
+        return [
+            f"Swapping {self.middle} nodes of the code for a donor's carries {own.min():.0%} to "
+            f"{own.max():.0%} of the gap between two answers.",
+            f"Random axes carry less in {layers[KEPT]} of {len(own)} layers, more in "
+            f"{layers[BROKEN]} ({null.min():.0%} to {null.max():.0%}).",
+            f"A layer of {self.meta['model'] or 'the model'} has "
+            f"{(points['tokens'] * points['width']).max():,} (token, coordinate) nodes, measured "
+            f"on {self.counted_samples()}.",
+            f"Compared with {self.meta['untrained']} untrained networks, training has concentrated "
+            f"the gap in {learned} layers.",
+        ]
 
     def _notebook_table(self) -> pd.DataFrame:
         table: Any = self._table("shares")

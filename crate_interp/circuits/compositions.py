@@ -139,21 +139,32 @@ def composition(
     `|A Q_j|_F^2 / |A|_F^2` in [0, 1]. A score of 1 means that head j reads everything; a random
     subspace gets p/d, which is d_head / d_model.
 
-    role: the map by which head j reads, "q", "k" or "v"; in CRATE all three are one subspace U_j.
-    through: how the layers between carry the rows. "direct" leaves them unchanged. "linear" applies
-    the sparse steps with all atoms on and norms of scale 1. "data" takes the heads' outputs on data
-    instead, z_i W_O,i of every token, and applies the derivative of norms and steps at that token,
-    with attention held fixed.
-
-    Columns: chance is p/d. percentile_99 is the 99th percentile of the scores of `draws` random
-    subspaces of the same width (at least 100, drawn with `seed`), for the same head i and layer m.
     TransformerLens' composition scores divide by |A| |U_j|; here only the span of U_j matters, so
     scores have a fixed scale.
 
-    data, run: as in `ci.sweep`, only with through="data"; batch_size is 8 unless given. Raises
-    ValueError for an unknown `through` or role, for data that is missing or that `through` does not
-    use, for a folder or shard without data, for a model of a single layer, for a CLIP (give one of
-    its towers), and for through="data" under torch.inference_mode(), because it needs gradients.
+    Args:
+        model: A hooked model of at least two layers.
+        data: As in `ci.sweep`, only with through="data".
+        through: How the layers between carry the rows. "direct" leaves them unchanged. "linear"
+            applies the sparse steps with all atoms on and norms of scale 1. "data" takes the heads'
+            outputs on data instead, z_i W_O,i of every token, and applies the derivative of norms
+            and steps at that token, with attention held fixed.
+        role: The map by which head j reads, "q", "k" or "v"; in CRATE all three are one subspace
+            U_j.
+        draws: How many random subspaces there are, at least 100.
+        seed: The seed of the random subspaces.
+        run: As in `ci.sweep`, only with through="data"; batch_size is 8 unless given.
+
+    Returns:
+        The score of each pair of heads, with its chance p/d and percentile_99: the 99th percentile
+        of the scores of `draws` random subspaces of the same width, for the same head i and layer
+        m. None while chunks of other shards are missing.
+
+    Raises:
+        ValueError: For an unknown `through` or role, for data that is missing or that `through`
+            does not use, for a folder or shard without data, for a model of a single layer, for a
+            CLIP (give one of its towers), and for through="data" under torch.inference_mode(),
+            because it needs gradients.
     """
     options = run_options(composition, run, batch_size=8)
     check_model(model)

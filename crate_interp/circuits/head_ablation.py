@@ -113,38 +113,51 @@ class HeadAblation(Result):
             f"chose for its drop. A p above {LEVEL} does not show that a head has no effect."
         )
 
-    def finding(self) -> str:
-        """Returns how many heads matter, and the largest effect."""
+    def sentences(self) -> list[str]:
+        """Returns which head matters most, how many do, and by how much."""
         table: Any = self._table("heads")
         settings, shown = self.meta["settings"], table[table["p"] <= LEVEL]
         among = shown if len(shown) else table
         best = among.loc[among["drop"].abs().idxmax()]
+        head, drop = head_name(int(best["layer"]), int(best["head"])), best["drop"]
+        unit, metric = _UNITS[settings["metric"]], settings["metric"]
+        size = f"{abs(drop):.2f} nats" if metric == "loss" else f"{100 * abs(drop):.0f} points"
+        verb = "rises" if (drop > 0) == (metric == "loss") else "falls"
+        counted = self.counted_samples()
+        said = [
+            f"Head {head} matters most: without it the {metric} {verb} by {size}.",
+            f"Of {len(table)} heads of {self.meta['model'] or 'the model'} on {counted}, "
+            f"{(shown['drop'] > 0).sum()} are shown to help and {(shown['drop'] < 0).sum()} to "
+            "harm.",
+        ]
+        if not len(shown):
+            said = [
+                f"No head of {self.meta['model'] or 'the model'} is shown to matter on {counted}.",
+                f"The largest effect, that of {head}, may be chance (p {best['p']:.2g} over all "
+                "heads).",
+            ]
         ends = self.interval_words(best["low"], best["high"], before="by itself ")
-        sure = "" if len(shown) else f", which may be chance (p {best['p']:.2g} over all heads),"
-        return (
-            f"{self._worse()}Of {len(table)} heads of {self.meta['model'] or 'the model'} on "
-            f"{self.counted_samples()}, {(shown['drop'] > 0).sum()} are shown to help and "
-            f"{(shown['drop'] < 0).sum()} to harm. The largest effect{sure} is that of "
-            f"{head_name(int(best['layer']), int(best['head']))} ({settings['how']} ablation): "
-            f"{best['drop']:+.3g} {_UNITS[settings['metric']]} ({ends}), from a base of "
-            f"{best['base']:.3g} (guessing: {self._guessing():.3g})."
-        )
+        said += [
+            f"The effect of {head} ({settings['how']} ablation) is {drop:+.3g} {unit} ({ends}), "
+            f"from a base of {best['base']:.3g} (guessing: {self._guessing():.3g})."
+        ]
+        return [*self._worse(), *said]
 
     def _guessing(self) -> float:
         """Returns the metric of equally likely answers."""
         choices = self.meta["config"].get("n_classes") or self.meta["config"].get("d_vocab") or 1
         return math.log(choices) if self.meta["settings"]["metric"] == "loss" else 1 / choices
 
-    def _worse(self) -> str:
-        """Returns a warning if answers are worse than by chance, else ""."""
+    def _worse(self) -> list[str]:
+        """Returns a warning and what to check if answers are worse than by chance, else nothing."""
         metric, even = self.meta["settings"]["metric"], self._guessing()
         base = self._table("heads")["base"].to_numpy().mean()
         if even in (0, 1) or (base <= even if metric == "loss" else base >= even):
-            return ""
-        return (
-            f"The model answers worse than by chance: {metric} {base:.3g}, by chance {even:.3g}. "
-            "Check the order of the labels and how inputs are prepared. "
-        )
+            return []
+        return [
+            f"The model answers worse than by chance: {metric} {base:.3g}, by chance {even:.3g}.",
+            "Check the order of the labels and how inputs are prepared.",
+        ]
 
     def caution(self) -> str:
         """Returns `Result.caution`, and whether an accuracy near chance may be that of settings."""

@@ -137,22 +137,32 @@ def path_patch(
 ) -> Float[Tensor, "layer head"]:
     """Returns, for each sender, the metric if the receivers read the sender's output on `source`.
 
-    Heads that are not senders get NaN. For each sender there are two forwards on `base`, as in
-    arXiv 2211.00593 (IOI). In the first, the sender's output comes from the run on `source`, and
-    every other head keeps its output on `base`, so the change travels only through norms and sparse
-    steps. In the second, the receivers take the queries, keys or values that they had in the
-    first. Sparse steps are computed again, because in CRATE they rewrite the stream and no path
-    goes around them. If nothing reaches the receivers, the value is metric(model(base)).
+    For each sender there are two forwards on `base`, as in arXiv 2211.00593 (IOI). In the first,
+    the sender's output comes from the run on `source`, and every other head keeps its output on
+    `base`, so the change travels only through norms and sparse steps. In the second, the receivers
+    take the queries, keys or values that they had in the first. Sparse steps are computed again,
+    because in CRATE they rewrite the stream and no path goes around them. If nothing reaches the
+    receivers, the value is metric(model(base)).
 
-    source, base: two inputs of one shape. metric(logits) returns one number. receivers: (layer,
-    head) pairs, or "logits", which needs only the first forward. senders: (layer, head) pairs; None
-    means every head before the last receiver. roles: the maps by which the receivers read the
-    change, some of "q", "k", "v". positions: the positions at which the sender's output is patched,
-    such as `hooks.edit.patch_positions([(2, 3)], model.cfg.grid)`; None means all.
+    Args:
+        model: A hooked model with logits.
+        source: The input from which the sender's output comes.
+        base: The input that the model runs on, in the shape of `source`.
+        metric: A function of the logits that returns one number.
+        receivers: (layer, head) pairs, or "logits", which needs only the first forward.
+        senders: (layer, head) pairs. Default: every head before the last receiver.
+        roles: The maps by which the receivers read the change, some of "q", "k", "v".
+        positions: Where the sender's output is patched, such as
+            `hooks.edit.patch_positions([(2, 3)], model.cfg.grid)`. Default: at all positions.
+        progress: Show a progress bar.
 
-    Raises ValueError for heads that the model does not have, for heads as receivers in ToST and
-    CBT, which have no queries, keys and values, for inputs that differ in shape, and for a metric
-    that does not return one finite number.
+    Returns:
+        The metric for each sender `[layer, head]`; NaN for heads that are not senders.
+
+    Raises:
+        ValueError: For heads that the model does not have, for heads as receivers in ToST and CBT,
+            which have no queries, keys and values, for inputs that differ in shape, and for a
+            metric that does not return one finite number.
     """
     _check_inputs(model, source, base)
     if not isinstance(roles, (list, tuple)) or not roles or set(roles) - set(_ROLES):
@@ -167,27 +177,30 @@ def path_patch(
         chosen = check_heads("senders", senders, layers, count)
     if not chosen or max(chosen)[0] >= last:
         raise ValueError(f"senders={senders!r}: receivers read no head of layer {last} or later.")
-    names, there, here = _head_outputs(model, source, base)
-    read = {
+    points, source_cache, base_cache = _head_outputs(model, source, base)
+    heads_at = {
         full_name(f"attn.hook_{role}", layer): [head for at, head in readers if at == layer]
         for layer, _ in sorted(readers)
         for role in roles
     }
     values = torch.full((layers, count), torch.nan)
-    arrived: dict[str, Tensor] = {}
+    first_run: dict[str, Tensor] = {}
 
     def keep(tensor: Tensor, hook: Any) -> None:
-        arrived[hook.name] = tensor.clone()
+        first_run[hook.name] = tensor.clone()
 
     for layer, head in tqdm(chosen, desc="path patching", disable=not progress):
         with torch.no_grad():
-            hooks: list[Any] = [(name, edit.patch(here[name])) for name in names]
-            sent = edit.patch(there[names[layer]], heads=head, positions=positions)
-            hooks[layer] = (names[layer], edit.compose(hooks[layer][1], sent))
-            hooks = [*((name, keep) for name in read), *hooks]
+            hooks: list[Any] = [(point, edit.patch(base_cache[point])) for point in points]
+            send = edit.patch(source_cache[points[layer]], heads=head, positions=positions)
+            hooks[layer] = (points[layer], edit.compose(hooks[layer][1], send))
+            hooks = [*((point, keep) for point in heads_at), *hooks]
             logits = model.run_with_hooks(base, fwd_hooks=hooks)
-            if read:
-                hooks = [(name, edit.patch(arrived[name], heads=read[name])) for name in read]
+            if heads_at:
+                hooks = [
+                    (point, edit.patch(first_run[point], heads=heads))
+                    for point, heads in heads_at.items()
+                ]
                 logits = model.run_with_hooks(base, fwd_hooks=hooks)
             (values[layer, head],) = metric_values(metric(logits))
     return values
@@ -219,30 +232,41 @@ def attribution_patch(
     heads=head))])` with z of the source run (`ci.hooks.edit`), or
     `ci.circuits.patching.get_act_patch_attn_head_out_all_pos(model, base, cache, metric)`.
 
-    source, base: two inputs of one shape. metric(logits) returns one number, as a tensor with a
-    gradient.
+    Args:
+        model: A hooked model with logits.
+        source: The input from which a head's output would come.
+        base: The input whose metric would change, in the shape of `source`.
+        metric: A function of the logits that returns one number, as a tensor with a gradient.
+        steps: At how many points between the two inputs the gradient is taken; 1: at `base`.
+        progress: Show a progress bar.
 
-    Raises ValueError for inputs that differ in shape, for steps below 1, for a metric that does not
-    return one finite number with a gradient, and under torch.inference_mode().
+    Returns:
+        The estimated change of the metric for each head `[layer, head]`, in its unit.
+
+    Raises:
+        ValueError: For inputs that differ in shape, for steps below 1, for a metric that does not
+            return one finite number with a gradient, and under torch.inference_mode().
     """
     _check_inputs(model, source, base)
     check_gradients("attribution_patch", model)
     steps = checks.count("steps", steps)
-    names, there, here = _head_outputs(model, source, base, "hook_embed")
+    points, source_cache, base_cache = _head_outputs(model, source, base, "hook_embed")
+    start, end = base_cache["hook_embed"], source_cache["hook_embed"]
     total = torch.zeros(model.cfg.n_layers, model.cfg.n_heads, dtype=torch.float64)
     for step in tqdm(range(steps), desc="attribution patching", disable=not progress):
         share = 0.0 if steps == 1 else (step + 0.5) / steps
-        embed = here["hook_embed"] + share * (there["hook_embed"] - here["hook_embed"])
+        embed = start + share * (end - start)
         hooks: list[Any] = [("hook_embed", lambda tensor, hook, embed=embed: embed)]
         with torch.enable_grad():
-            logits, z = with_gradients(model, base, names, hooks)
+            logits, z = with_gradients(model, base, points, hooks)
             value: Any = metric(logits)
             metric_values(value)
             if not getattr(value, "requires_grad", False):
                 raise ValueError("the metric returned a number without a gradient: leave out item.")
-            gradients = torch.autograd.grad(value.sum(), [z[name] for name in names])
+            gradients = torch.autograd.grad(value.sum(), [z[point] for point in points])
         for layer, gradient in enumerate(gradients):
-            change = there[names[layer]] - here[names[layer]]  # [batch, pos, head, d_head]
+            point = points[layer]
+            change = source_cache[point] - base_cache[point]  # [batch, pos, head, d_head]
             total[layer] += (change * gradient).double().sum(dim=(0, 1, 3)).cpu() / steps
     return total.float()
 

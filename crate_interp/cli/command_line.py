@@ -143,7 +143,7 @@ def spoken(text: str) -> str:
             return f"--config '{name}=[{value[1:-1]}]'"
         return f"--config {name}={value}"
 
-    text = _LOAD.sub(lambda found: " ".join(map(option, _FIELD.finditer(found[1]))), text)
+    text = _LOAD.sub(lambda match: " ".join(map(option, _FIELD.finditer(match[1]))), text)
     for python, words in _WORDS.items():
         text = text.replace(python, words)
     return _ARGUMENT.sub(lambda at: typed(at[1]) + " " * (at[2] is None), text)

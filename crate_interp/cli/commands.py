@@ -6,6 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import Annotated, Any
 
 import crate_interp as ci
@@ -292,17 +294,23 @@ def models(request: Request, json: Annotated[bool, "Print JSON."] = False) -> No
     if json:
         say(json_text.dumps(rows, indent=2, default=str))
         return
-    lines = [("name", "family", "parameters", "licence", "status", "where")]
     for row in rows:
         where = f"{row['repo']}/{row['file']}" if row["file"] else row["link"] or row["repo"]
         if row["embedded"]:
             steps = ", ".join(f"step-{step}" for step in row["steps"] or ())
             where = f"embedded, revisions {steps}" if steps else "embedded"
         size = f"{row['params']:,}" if row["params"] else "unknown"
-        lines += [(row["name"], row["family"] or "?", size, row["licence"], row["status"], where)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        say("  ".join(map(str.ljust, line, widths)).rstrip())
+        say(f"{row['name']:<24} {row['family'] or '?':<13} {size:>11}  {row['status']}")
+        indent = " " * 4
+        say(
+            fill(
+                f"{where}; {row['licence']}",
+                initial_indent=indent,
+                subsequent_indent=indent,
+                width=get_terminal_size().columns,
+                break_long_words=False,
+            )
+        )
 
 
 def _in_text(table: Any) -> str:

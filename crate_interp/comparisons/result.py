@@ -169,26 +169,24 @@ def evidence(differences: pd.DataFrame) -> pd.Series:
 def sentences(result: Result) -> list[str]:
     """Returns how many differences are evidence, and how many two untrained networks have."""
     table: Any = result.table("differences")
-    start, count = f"{result.meta['model']}:", int(table["p"].notna().sum())
+    model, count = result.meta["model"], int(table["p"].notna().sum())
     if len(table) and not (table["difference"].fillna(0) != 0).any():
-        return [f"{start} every difference is 0."]
+        return [f"{model}: every difference is 0."]
     if not count:
-        return [f"{start} no difference has an interval."]
+        return [f"{model}: no difference has an interval."]
     held, beyond = int(table["holds"].sum()), int(evidence(table).sum())
-    if beyond <= LEVEL * count:
-        start += " no evidence of a difference:"
-    start += f" {beyond} of {count} differences"
-    words = f"{start} hold (by chance at most {LEVEL * count:.2g})."
-    if table["excess_p"].notna().any():
-        words = (
-            f"{start} exceed the spread between untrained networks (by chance at most "
-            f"{LEVEL * count:.2g}); {held} hold between these networks."
-        )
+    spread = bool(table["excess_p"].notna().any())
+    said = [
+        ("No evidence of a difference: " if beyond <= LEVEL * count else "")
+        + f"{beyond} of {count} differences "
+        + ("exceed the spread between untrained networks." if spread else "hold."),
+        f"By chance at most {LEVEL * count:.2g} would",
+        f"{held} hold between these networks ({model})." if spread else "",
+    ]
     alike = table.get("untrained_p", pd.Series(dtype=float))  # not in older results
-    if alike.isna().all():
-        return [words]
-    same = f"Two untrained networks, compared in the same way, differ in {(alike <= LEVEL).sum()}."
-    return [words, same]
+    same = f"; two untrained networks, compared in the same way, differ in {(alike <= LEVEL).sum()}"
+    said[1] += "." if alike.isna().all() else f"{same}."
+    return [words for words in said if words]
 
 
 def list_of_largest(

@@ -161,31 +161,38 @@ def open_data(
 ) -> Samples:
     """Opens images, and returns the first `limit` of them as samples.
 
-    data: a float tensor or array (taken as preprocessed) or a uint8 one
-    `[n, channels, height, width]`; (images, labels) or {"image": ..., "label": ...}; a map-style
-    torch Dataset or a list, whose items are pictures (PIL images, paths or arrays), (picture,
-    label), (picture, mask) or dictionaries of these; a DataLoader, of whose map-style dataset each
-    sample is read once, in order; another iterable of batches, which is read once; a
-    datasets.Dataset (its first image column and its label column);
-    "embedded:fashion"; "imagefolder:DIR" or a folder (labels are the sub-folders, spread evenly);
-    a PIL image, or the path of a picture; "hf:owner/name:split", which datasets fetches from the
-    Hub. Data that is already a Samples is only cut to the limit. `preprocess` turns pictures and
-    uint8 images into floats.
+    `data` is one of these:
 
-    Some data has masks too: (picture, mask); a datasets.Dataset with a mask column (tables.py);
-    "embedded:pictures"; and those of object_masks.py: "voc:DIR" or "voc:DIR:SPLIT";
-    "coco:ANNOTATIONS.json" or "coco:ANNOTATIONS.json:IMAGEDIR"; "cutouts:DIR" or
-    "cutouts:DIR:SEED", objects with alpha. `preprocess_masks` turns masks into class maps; if it is
-    None, masks are left out.
-
-    The first `limit` rows of a datasets.IterableDataset are kept in memory, undecoded.
+    - a float tensor or array (taken as preprocessed) or a uint8 one `[n, channels, height, width]`;
+      (images, labels) or {"image": ..., "label": ...};
+    - a map-style torch Dataset or a list, whose items are pictures (PIL images, paths or arrays),
+      (picture, label), (picture, mask) or dictionaries of these; a DataLoader, of whose map-style
+      dataset each sample is read once, in order; another iterable of batches, which is read once;
+    - a datasets.Dataset (its first image column and its label column); the first `limit` rows of a
+      datasets.IterableDataset are kept in memory, undecoded;
+    - "embedded:fashion"; "imagefolder:DIR" or a folder (labels are the sub-folders, spread evenly);
+      a PIL image, or the path of a picture; "hf:owner/name:split", which datasets fetches from the
+      Hub;
+    - with masks too: (picture, mask); a datasets.Dataset with a mask column (tables.py);
+      "embedded:pictures"; and those of object_masks.py: "voc:DIR" or "voc:DIR:SPLIT";
+      "coco:ANNOTATIONS.json" or "coco:ANNOTATIONS.json:IMAGEDIR"; "cutouts:DIR" or
+      "cutouts:DIR:SEED", objects with alpha;
+    - a Samples, which is only cut to the limit.
 
     Only regular files of limited size are opened, and pictures are turned upright
     (crate_interp/core/pictures.py).
 
-    Raises ValueError, before any work starts, for anything else, for data without images, for a
-    first image that cannot be read (unless skip_bad leaves it out later), for NaN or Inf in a float
-    tensor, and for a stream without a limit.
+    Args:
+        data: As above.
+        preprocess: Turns pictures and uint8 images into floats.
+        limit: How many of the first images to take. Default: all.
+        preprocess_masks: Turns masks into class maps. Default: masks are left out.
+        skip_bad: Do not raise for a first image that cannot be read; it is left out later.
+
+    Raises:
+        ValueError: Before any work starts, for anything else, for data without images, for a first
+            image that cannot be read (without skip_bad), for NaN or Inf in a float tensor, and for
+            a stream without a limit.
     """
     samples = _samples_of(data, "images", ImageReading(preprocess, preprocess_masks, limit))
     if isinstance(data, Samples):
@@ -212,16 +219,21 @@ def open_text(
     A list, a Dataset or a file of texts that fill no window when they are joined is taken text by
     text instead: each text is a sample, of as many tokens as `encode` gives, `[1, pos]`.
 
-    data: token ids `[n, pos]` (whole numbers), (tokens, labels) or {"input_ids": ..., "label":
-    ...}; a list, or a map-style torch Dataset, of token ids of one length; a list or a Dataset of
-    strings; a datasets.Dataset (its column input_ids, of one length, or its first text column); the
-    path of a text file; "embedded:held-out-text", "embedded:repeats" (tokens, for
-    crate-tiny-induction) or "hf:owner/name:split". `windows`: `model.windows`, which
-    turns texts into token ids `[n, pos]`, or `model.window_rows`, which yields their rows and so
-    shows of which text a window is, its group (`Samples.groups`). Windows have no labels. Data that
-    is already a Samples is only cut to the limit.
+    Args:
+        data: Token ids `[n, pos]` (whole numbers), (tokens, labels) or {"input_ids": ..., "label":
+            ...}; a list, or a map-style torch Dataset, of token ids of one length; a list or a
+            Dataset of strings; a datasets.Dataset (its column input_ids, of one length, or its
+            first text column); the path of a text file; "embedded:held-out-text",
+            "embedded:repeats" (tokens, for crate-tiny-induction) or "hf:owner/name:split". Data
+            that is already a Samples is only cut to the limit.
+        windows: `model.windows`, which turns texts into token ids `[n, pos]`, or
+            `model.window_rows`, which yields their rows and so shows of which text a window is, its
+            group (`Samples.groups`). Windows have no labels.
+        limit: How many of the first windows or texts to take. Default: all.
+        encode: Turns a text into token ids `[1, pos]`.
 
-    Raises ValueError for anything else, for data without tokens, and for texts shorter than one
-    window.
+    Raises:
+        ValueError: For anything else, for data without tokens, and for texts shorter than one
+            window.
     """
     return _samples_of(data, "text", TextReading(windows, limit, encode))

@@ -36,13 +36,15 @@ def attention_map(
     `softmax_j(s <q_query, k_j>)`, where s = 1 / sqrt(d_head), or 1 with scaled=False.
 
     queries, keys `[..., head, pos, d_head]` with CLS first -> `[..., head, patch]` in [0, 1]. In
-    CRATE both are the codes. query: the position of the query, 0 for CLS. cls_key: whether the
-    softmax runs over CLS too; the weight of CLS is never returned. scaled=False, cls_key=False is
-    arXiv 2308.16271 eq. 10. scaled=True, cls_key=True is what the model computes (hook_pattern) and
-    what DINO `visualize_attention.py` draws. special: the number of tokens before the patches, CLS
-    first; all these tokens are treated as CLS is. Leaving CLS out changes neither the order of the
-    patches nor their ratios; the scale changes their ratios. Raises ValueError if the shapes
-    differ, if `query` is not a position, or if there is no patch.
+    CRATE both are the codes. scaled=True, cls_key=True is what the model computes (hook_pattern)
+    and what DINO `visualize_attention.py` draws; there a map sums to 1 less the weight of CLS.
+    scaled=False, cls_key=False is arXiv 2308.16271 eq. 10; there it sums to 1. Leaving CLS out
+    changes neither the order of the patches nor their ratios; the scale changes their ratios.
+
+    query: the position of the query, 0 for CLS. cls_key: whether the softmax runs over CLS too; the
+    weight of CLS is never returned. special: the number of tokens before the patches, CLS first;
+    all these tokens are treated as CLS is. Raises ValueError if the shapes differ, if `query` is
+    not a position, or if there is no patch.
     """
     checks.require_floats(queries, "head pos d_head")
     checks.require_floats(keys, "head pos d_head")

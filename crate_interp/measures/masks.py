@@ -1,4 +1,8 @@
-"""Masks: from maps over tokens to masks, between tokens and pixels, and how well a mask fits."""
+"""Masks: from maps over tokens to masks, between tokens and pixels, and how well a mask fits.
+
+A map has patches only: `measures.attention_map` and `head_maps` of
+crate_interp/probes/segmentation_probe.py leave out CLS before it becomes a mask.
+"""
 
 import torch
 from einops import rearrange

@@ -149,11 +149,21 @@ class CrateCache(ActivationCache):
     def at(self, point: str, layer: int | None = None, *, sample: int | None = None) -> Tensor:
         """Returns the activation at a hook point, batch first.
 
-        point: with `layer`, a name inside a block, such as "attn.hook_pattern" (negative layers
-        count from the end); without `layer`, a full name, such as "ln_final.hook_scale". sample:
-        the number of one sample, whose activation has no batch axis and no padding. Raises
-        ValueError for a layer that the model does not have and for a cache without a batch axis,
-        KeyError for a point that was not cached or does not exist.
+            cache.at("attn.hook_pattern", -1)  # [batch, head, query, key], of the last layer
+            cache.at("mlp.hook_post", 3, sample=0)  # [pos, d_mlp]
+            cache.at("ln_final.hook_scale")  # [batch, pos, 1]
+
+        hooks/README.md has the shape at each point.
+
+        Args:
+            point: With `layer`, a name inside a block; without, a full name.
+            layer: The number of a layer; negative numbers count from the end.
+            sample: The number of one sample, whose activation has no batch axis and no padding.
+
+        Raises:
+            ValueError: For a layer that the model does not have, and for a cache without a batch
+                axis.
+            KeyError: For a point that was not cached or does not exist.
         """
         name = point if layer is None else full_name(point, self._layer(layer))
         if not self.has_batch_dim:

@@ -88,13 +88,23 @@ def segmentation(
     if the next image has no class, there is no `..._other`. Patches of which more than half is 255
     are removed from the head's mask and from the data's mask, unless they belong to the class.
 
-    query, scaled, cls_key: as in `attention_map`. If scaled and cls_key are True, the probe reads
-    the pattern that the model computed, with the edits of hooks. scaled=False, cls_key=False is
-    eq. 10, here on codes that follow the model's LayerNorm. kind: the attention of the model. For
-    "tssa" (ToST) a head's map is the membership of each patch, without a query; for "cbsa" (CBT) it
-    is the query's row of A^T A, scaled to sum to 1. The probe needs masks and so is not a
-    default probe. Raises ValueError for shares outside (0, 1], a query that is not an integer, and
-    another kind.
+    The probe needs masks and so is not a default probe.
+
+    Args:
+        mass: The share of a map's mass that the rule "mass" keeps, in (0, 1].
+        fraction: The share of the patches that the rule "top" keeps, in (0, 1].
+        query: As in `attention_map`, and so are scaled and cls_key.
+        scaled: If it and cls_key are True, the probe reads the pattern that the model computed,
+            with the edits of hooks.
+        cls_key: scaled=False, cls_key=False is eq. 10, here on codes that follow the model's
+            LayerNorm.
+        kind: The attention of the model. For "tssa" (ToST) a head's map is the membership of each
+            patch, without a query; for "cbsa" (CBT) it is the query's row of A^T A, scaled to sum
+            to 1.
+        name: The name of the probe in tables.
+
+    Raises:
+        ValueError: For shares outside (0, 1], a query that is not an integer, and another kind.
     """
     checks.one_of("kind", kind, _POINTS)
     for rule, share in ((mass_mask, mass), (top_mask, fraction)):
@@ -161,8 +171,9 @@ def head_maps(
 ) -> Float[Tensor, "batch head patch"]:
     """Returns the map of each head over the patches, from activations at `points_of`.
 
-    special: how many tokens come before the patches. Raises ValueError for a query that does not
-    exist.
+    special: how many tokens, CLS first, come before the patches; their weights are left out
+    and the others stay as they are. cls_key=False leaves them out before the softmax instead.
+    Raises ValueError for a query that does not exist.
     """
     if "attn.hook_pi" in acts:
         return acts["attn.hook_pi"][..., special:]

@@ -103,7 +103,7 @@ def _batches(work: Work, tasks: Iterable[Task]) -> Iterator[tuple[Place, Any]]:
         loader = DataLoader(
             _Reader(work), batch_size=None, sampler=batch_ranges(),
             num_workers=work.options.workers,
-            collate_fn=lambda found: found, prefetch_factor=2, multiprocessing_context="fork",
+            collate_fn=lambda batch: batch, prefetch_factor=2, multiprocessing_context="fork",
             generator=torch.Generator(),
         )  # fmt: skip
         return iter(loader)

@@ -94,9 +94,13 @@ class Result(GroupedSamples):
         """Returns why this result does not merge, or "" if it does."""
         return self.ALONE
 
-    def finding(self) -> str:
-        """Returns the finding in one sentence."""
+    def sentences(self) -> list[str]:
+        """Returns the finding: the answer, in at most 20 words, then the doubt, then the rest."""
         raise NotImplementedError
+
+    def finding(self) -> str:
+        """Returns the finding, the answer first."""
+        return " ".join(self.sentences())
 
     def headline(self) -> str:
         """Returns the finding, and which of the model's eta and lambd only a default gave."""

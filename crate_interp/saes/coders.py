@@ -57,18 +57,27 @@ def load(
 ) -> SparseAutoencoder:
     """Loads a sparse autoencoder in eval mode.
 
-    source: a folder in SAELens' format (cfg.json, sae_weights.safetensors); "owner/repo/folder" or
-    "owner/repo" on the Hub with these two files; or anything that `ci.load` takes for family "sae".
-
     SAELens' architectures standard, topk, jumprelu, gated, batchtopk and matryoshka_batchtopk can
-    be loaded, in the layouts before and since version 6. hook_name: the point that the autoencoder
-    reads, instead of the config's; it is needed if the config has none. scaling_factor: the number
-    that multiplies activations before encoding (and divides them after decoding), for autoencoders
-    that need it (`normalize_activations` "expected_average_only_in"). dtype: None means float32.
-    revision, cache_dir, local_files_only, token: as in `ci.load`.
+    be loaded, in the layouts before and since version 6. Nothing in a file is executed.
 
-    Nothing in a file is executed. Raises CheckpointError for an unknown architecture or option, and
-    for any defect of a file.
+    Args:
+        source: A folder in SAELens' format (cfg.json, sae_weights.safetensors); "owner/repo/folder"
+            or "owner/repo" on the Hub with these two files; or anything that `ci.load` takes for
+            family "sae".
+        hook_name: The point that the autoencoder reads, instead of the config's; it is needed if
+            the config has none.
+        scaling_factor: The number that multiplies activations before encoding (and divides them
+            after decoding), for autoencoders that need it (`normalize_activations`
+            "expected_average_only_in").
+        revision: As in `ci.load`, and so are device, cache_dir, local_files_only and token.
+        device: Where the autoencoder is put.
+        dtype: Of the parameters. Default: float32.
+        cache_dir: The folder of downloads.
+        local_files_only: Download nothing.
+        token: For repos that are not public.
+
+    Raises:
+        CheckpointError: For an unknown architecture or option, and for any defect of a file.
     """
     options: Any = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
     config = {"hook_name": hook_name, "scaling_factor": scaling_factor}
@@ -178,11 +187,6 @@ def spliced(model: Model, saes: Mapping[str, Coder], *, error: bool = False) -> 
             _, cache = model.run_with_cache(images)
             acts = cache[f"{point}.hook_sae_acts_post"]  # [batch, pos, feature]
 
-    saes: autoencoders by the names of points. error: whether the reconstruction error is added
-    back, `decode(acts) + (x - decode(encode(x)))`, with the term in brackets as a constant. Then
-    the model's answers stay the same bit for bit until a hook changes something. Without error,
-    the reconstruction replaces the activation.
-
     Each point gets further points, with SAELens' names, that can be cached and hooked:
     hook_sae_input, hook_sae_acts_post (features), hook_sae_recons (`decode(acts)`), hook_sae_error
     (only with `error`) and hook_sae_output. Hooks on features change the reconstruction and leave
@@ -192,9 +196,22 @@ def spliced(model: Model, saes: Mapping[str, Coder], *, error: bool = False) -> 
     hook_z. Activations are cast to the dtype of a module's weights and back. Everything is removed
     when the context closes, also after an exception; contexts for different points can be nested.
 
-    Raises KeyError for a point that the model does not have. Raises ValueError for an object
-    without encode and decode, for a point that already has an autoencoder, and, in the forward, for
-    a width, device or shape that is not the autoencoder's.
+    Args:
+        model: A hooked model, of this library or TransformerLens'.
+        saes: Autoencoders by the names of points.
+        error: Whether the reconstruction error is added back, `decode(acts) + (x -
+            decode(encode(x)))`, with the term in brackets as a constant. Then the model's answers
+            stay the same bit for bit until a hook changes something. Without error, the
+            reconstruction replaces the activation.
+
+    Yields:
+        The model.
+
+    Raises:
+        KeyError: For a point that the model does not have.
+        ValueError: For an object without encode and decode, for a point that already has an
+            autoencoder, and, in the forward, for a width, device or shape that is not the
+            autoencoder's.
     """
     checks.flag("error", error)
     if not isinstance(model, HookedRootModule):

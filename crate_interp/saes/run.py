@@ -51,20 +51,29 @@ def evaluate(
 ) -> Perhaps[SaeResult]:
     """Measures how well autoencoders replace the activations that they read.
 
-    saes: autoencoders by the names of points, as in `ci.saes.spliced`; each is evaluated alone.
-    `SaeResult` says what is measured. The baselines of an autoencoder are its copy with shuffled
-    weights, PCA with as many components as it has active features per token, and ablation to zero
-    and to the mean.
+    The baselines of an autoencoder are its copy with shuffled weights, PCA with as many components
+    as it has active features per token, and ablation to zero and to the mean. The loss of a
+    language model is that of the next token. The loss of images is the cross-entropy of `labels`;
+    without labels it is the divergence KL(own answers || answers with the autoencoder).
 
-    The loss of a language model is that of the next token. The loss of images is the cross-entropy
-    of `labels` (numbers of classes, or names in cfg.labels; None takes the data's labels). Without
-    labels it is the divergence KL(own answers || answers with the autoencoder). attention_mask `[n,
-    pos]` of a language model: 1 for tokens, 0 for padding after them; padding is never counted.
-    seed: the seed of the shuffled weights. data, run: as in `ci.sweep`. A shard returns None while
-    the means of other shards are missing; run it again to continue.
+    Args:
+        model: A hooked model with logits.
+        data: As in `ci.sweep`.
+        saes: Autoencoders by the names of points, as in `ci.saes.spliced`; each is evaluated alone.
+        labels: Numbers of classes, or names in cfg.labels. Default: the data's labels, if any.
+        attention_mask: Of a language model, `[n, pos]`: 1 for tokens, 0 for padding after them;
+            padding is never counted.
+        seed: The seed of the shuffled weights.
+        run: As in `ci.sweep`.
 
-    Raises ValueError, before work starts, for a model without logits, for wrong labels or masks,
-    and as `ci.saes.spliced` and `ci.sweep` do. Raises KeyError for a point that does not exist.
+    Returns:
+        What `SaeResult` lists; in a shard, None while the means of other shards are missing: run it
+        again to continue.
+
+    Raises:
+        ValueError: Before work starts, for a model without logits, for wrong labels or masks, and
+            as `ci.saes.spliced` and `ci.sweep` do.
+        KeyError: For a point that does not exist.
     """
     question = EvaluateSaes(saes, seed, labels, attention_mask)
     return ask(question, model, data, run_options(evaluate, run))

@@ -29,7 +29,7 @@ BLIND = {
 }
 FINDS = {
     KEPT: "finds objects", BROKEN: "does not find objects",
-    UNDECIDED: "may find objects (this data does not decide)",
+    UNDECIDED: "can't be told from chance",
 }  # fmt: skip
 CELL = {"other_image": "mask of another image", "random": "random order", "untrained": "untrained"}
 
@@ -163,7 +163,7 @@ class SegmentResult(Result):
         return " and ".join(f"L{layer}H{head}" for layer, head in self.chosen())
 
     def verdict(self) -> str:
-        """Returns whether the chosen heads find objects, with the score and its interval.
+        """Returns whether the chosen heads find objects.
 
         They do if the interval lies above every chance level, and they do so worse than the
         strongest mask without a network if the interval of the difference lies below 0, no better
@@ -176,8 +176,7 @@ class SegmentResult(Result):
             way = of_interval(row["excess_low"], row["excess_high"], (0.0, np.inf))
             than = f"than {WITHOUT_NETWORK[row['strongest']]} ({row[row['strongest']]:.3f})"
             verdict += {KEPT: "", UNDECIDED: f", no better {than}", BROKEN: f", worse {than}"}[way]
-        ends = interval_words(row["low"], row["high"], ".3f", "")
-        return f"One head ({self.named()}) {verdict}: Jaccard index {row['value']:.3f} ({ends})"
+        return f"One head ({self.named()}) {verdict}: Jaccard index {row['value']:.3f}"
 
     def against(self) -> str:
         """Returns the strongest mask without a network, its score, and the difference to it."""
@@ -201,12 +200,19 @@ class SegmentResult(Result):
             f"{len(score)} and misses the object entirely in {(score == 0).sum()}"
         )
 
-    def finding(self) -> str:
-        """Returns whether heads find objects, the strongest mask without a network, and chance."""
+    def sentences(self) -> list[str]:
+        """Returns whether heads find objects, beside a blind guess, other masks and chance."""
         row, words = self.overall(), BLIND | {"untrained": "untrained networks"}
         names = ("other_image", "centre", "all_foreground", "untrained", "random")
         chance = [f"{words[name]} {row[name]:.3f}" for name in names if not pd.isna(row[name])]
-        return f"{self.verdict()}. Beside it: {self.against()}. Chance: {', '.join(chance)}."
+        ends = interval_words(row["low"], row["high"], ".3f", "")
+        blind = max(BLIND, key=lambda name: -1.0 if pd.isna(row[name]) else row[name])
+        return [
+            f"{self.verdict()}.",
+            f"The best blind guess, {BLIND[blind]}, has {row[blind]:.3f}.",
+            f"Of the score of the head: {ends}; {self.worth()}.",
+            f"Beside it: {self.against()}. Chance: {', '.join(chance)}.",
+        ]
 
     def _repr_html_(self) -> str:
         header, rows = self.cells()

@@ -73,15 +73,27 @@ def surgery(
     long and as systematic as the step. crate_interp/surgeries/run.py says why, and how to read
     slopes.
 
-    data, run: as in `ci.sweep`. labels: for images, one per sample, numbers of classes or names in
-    cfg.labels; None takes the data's labels. replacements: names, and numbers of proximal steps;
-    None takes those of "gradient", "neumann", "plus", "minus", 4 and "solution" that the layers can
-    take. mixes: values of t at which the model is run. directions: the number of random directions.
+    Args:
+        model: A hooked model with logits.
+        data: As in `ci.sweep`.
+        labels: For images, one per sample, numbers of classes or names in cfg.labels. Default: the
+            data's labels.
+        replacements: Names, and numbers of proximal steps. Default: those of "gradient", "neumann",
+            "plus", "minus", 4 and "solution" that the layers can take.
+        mixes: Values of t, in [0, 1], at which the model is run.
+        directions: The number of random directions, at least 2.
+        eps: The precision of the rates, above 0, in steps that descend one.
+        seed: The seed of the random directions.
+        run: As in `ci.sweep`.
 
-    Raises ValueError, before work starts, for replacements that are unknown or that a layer cannot
-    take, for mixes outside [0, 1], for missing or wrong labels, for models without logits, and as
-    `ci.sweep` does; also under torch.inference_mode(), because slopes need gradients. Raises
-    ValueError, with layer and samples, if a step or a loss is not finite.
+    Returns:
+        The slopes and the answers at each mix; None while chunks of other shards are missing.
+
+    Raises:
+        ValueError: Before work starts, for replacements that are unknown or that a layer cannot
+            take, for mixes outside [0, 1], for missing or wrong labels, for models without logits,
+            and as `ci.sweep` does; also under torch.inference_mode(), because slopes need
+            gradients. With layer and samples, if a step or a loss is not finite.
     """
     question = Surgery(replacements, mixes, directions, eps, seed, labels)
     return ask(question, model, data, run_options(surgery, run))

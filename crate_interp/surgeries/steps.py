@@ -98,23 +98,32 @@ def replaced(
     While the context is open, the output of attention (hook_attn_out) becomes `(1 - mix) own + mix
     step`, and so does the code of the sparse step (mlp.hook_post).
 
-    attention: a step computed from the stored U and the layer's input Z^l. "gradient" is `-grad
-    R^c(Z^l)`, the step from which arXiv 2306.01129 derives attention; "neumann" is the first two
-    terms of its Neumann series (eq. 9). "plus" and "minus" are MSSA with the output map U_k^T
-    (CRATE-C) or -U_k^T (CRATE-N, arXiv 2411.17182) on the layer's own attn.hook_z. Each step is
-    scaled, sample by sample, to the Frobenius length of the layer's own update. In a language model
-    each token takes the gradient of the rate of the tokens that it sees, since the gradient over
-    all tokens would reveal later tokens; tokens in a `past` are not counted.
+    Each step of attention is scaled, sample by sample, to the Frobenius length of the layer's own
+    update. In a language model each token takes the gradient of the rate of the tokens that it
+    sees, since the gradient over all tokens would reveal later tokens; tokens in a `past` are not
+    counted. The steps are constants: gradients flow only through `(1 - mix) own`. The hooks are
+    gone when the context closes, also after an exception.
 
-    sparse: a number n takes n proximal steps on the layer's own lasso, with the layer's eta, lambd
-    and start; "solution" takes a solution of this lasso (`measures.lasso_solution` to a tolerance
-    of 3e-4).
+    Args:
+        model: A hooked model.
+        attention: A step computed from the stored U and the layer's input Z^l. "gradient" is `-grad
+            R^c(Z^l)`, the step from which arXiv 2306.01129 derives attention; "neumann" is the
+            first two terms of its Neumann series (eq. 9). "plus" and "minus" are MSSA with the
+            output map U_k^T (CRATE-C) or -U_k^T (CRATE-N, arXiv 2411.17182) on the layer's own
+            attn.hook_z.
+        sparse: A number n takes n proximal steps on the layer's own lasso, with the layer's eta,
+            lambd and start; "solution" takes a solution of this lasso (`measures.lasso_solution` to
+            a tolerance of 3e-4).
+        layers: Numbers of layers. Default: all.
+        mix: The share of the step, in [0, 1].
+        eps: The precision of the rate R^c, above 0.
 
-    layers: None means all. The steps are constants: gradients flow only through `(1 - mix) own`.
-    The hooks are gone when the context closes, also after an exception.
+    Yields:
+        The model.
 
-    Raises ValueError if no step is given, for an unknown step, for layers that the model does not
-    have, for a mix outside [0, 1], and if a layer has no U or no lasso; the error says why.
+    Raises:
+        ValueError: If no step is given, for an unknown step, for layers that the model does not
+            have, for a mix outside [0, 1], and if a layer has no U or no lasso; the error says why.
     """
     check_model(model)
     steps = [] if attention is None else [any_step(attention, "attention", ATTENTION)]

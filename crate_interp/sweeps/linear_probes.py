@@ -49,10 +49,8 @@ def linear_probe(
 
     The statistics are `linear.accuracy`, `linear.permuted`, `linear.input` and `linear.chance`. The
     classifier is scikit-learn's logistic regression (l2, C = 1) on standardised features of one
-    token per sample. pool: "cls", "mean" (over tokens) or "last"; None means "cls" if the model has
-    a CLS token, else "last" for texts and "mean" for images. labels: one per sample; None takes the
-    labels of the data. The split is stratified and the same for every layer, and keeps equal
-    samples and groups together. Means and scales come from the training part.
+    token per sample. The split is stratified and the same for every layer, and keeps equal samples
+    and groups together. Means and scales come from the training part.
 
     `linear.input` is the accuracy of the same classifier, with the same split, on the input alone,
     in at most d_model features: means of colours over a grid, or tokens (`input_features`). A layer
@@ -64,12 +62,25 @@ def linear_probe(
     or 0 (wrong) for held-out samples, and NaN for other samples; std and n are over held-out
     samples.
 
-    run: as in `ci.sweep`. The features are kept: n x (n_layers + 2) x d_model numbers in float32.
-    The process that finds all chunks finished fits the classifiers, and needs memory for all
-    features. data may be a store, as in `ci.sweep`.
+    The features are kept: n x (n_layers + 2) x d_model numbers in float32. The process that finds
+    all chunks finished fits the classifiers, and needs memory for all features.
 
-    Raises ValueError if labels are missing, if there are fewer than two classes, or if a class has
-    too few samples to split.
+    Args:
+        model: A hooked model.
+        data: As in `ci.sweep`; it may be a store.
+        labels: One per sample. Default: the labels of the data.
+        pool: "cls", "mean" (over tokens) or "last". Default: "cls" if the model has a CLS token,
+            else "last" for texts and "mean" for images.
+        test: The share of samples that are held out, above 0 and at most 0.5.
+        seed: The seed of the split and of the permuted labels.
+        run: As in `ci.sweep`.
+
+    Returns:
+        The accuracies by layer; None while chunks of other shards are missing.
+
+    Raises:
+        ValueError: If labels are missing, if there are fewer than two classes, or if a class has
+            too few samples to split.
     """
     question = LinearProbe(pool, test, seed, labels)
     return ask(question, model, data, run_options(linear_probe, run))

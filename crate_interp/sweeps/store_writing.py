@@ -52,23 +52,30 @@ def store(
 ) -> "Perhaps[datasets.Dataset]":
     """Writes the activations of hook points for every sample, and returns `ci.open_store(out)`.
 
-    points: names of hook points, a function of a name, or a compiled regular expression, as
-    `run_with_cache(names_filter=)` takes them; None for all points. dtype: torch.float32 (also for
-    None), or torch.float16 for half the size. float16 rounds each number to 11 significant bits: an
-    error of at most 1/2048 of the number, or of 3e-8 for a number below 6e-5. Activations of other
-    types become float32. The size is estimated from one sample and shown before anything is
-    written.
-
     Each chunk of chunk_size samples becomes an Arrow file, and the folder keeps the file's digest.
-    Repeating the call continues where an earlier call stopped, and writes missing or damaged files
-    again. run: as in `ci.sweep`, but `out` is required and skip_bad is refused. Memory holds one
-    batch. Several machines must share the folder under the same path.
+    The size is estimated from one sample and shown before anything is written. Repeating the call
+    continues where an earlier call stopped, and writes missing or damaged files again. Memory holds
+    one batch. Several machines must share the folder under the same path.
 
     Sweeps do not need a store: `ci.sweep` keeps only numbers, and its memory does not grow.
 
-    Raises KeyError for points that the model lacks or that do not fire, and ValueError, before work
-    starts, if the folder holds something else. Raises ValueError, with point and samples, for NaN
-    and for numbers that float16 cannot hold.
+    Args:
+        model: A hooked model.
+        data: As in `ci.sweep`.
+        points: Names of hook points, a function of a name, or a compiled regular expression, as
+            `run_with_cache(names_filter=)` takes them; None for all points.
+        dtype: torch.float32 (also for None), or torch.float16 for half the size. float16 rounds
+            each number to 11 significant bits: an error of at most 1/2048 of the number, or of 3e-8
+            for a number below 6e-5. Activations of other types become float32.
+        run: As in `ci.sweep`, but `out` is required and skip_bad is refused.
+
+    Returns:
+        A row per sample, with a column per point; None while chunks of other shards are missing.
+
+    Raises:
+        KeyError: For points that the model lacks or that do not fire.
+        ValueError: Before work starts, if the folder holds something else; with point and samples,
+            for NaN and for numbers that float16 cannot hold.
     """
     options = run_options(store, run)
     if options.out is None:

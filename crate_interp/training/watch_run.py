@@ -195,24 +195,36 @@ def watch(
         result = watch.result()
 
     The model is measured before the first update, after each `every` updates, and after the last
-    update. probes: as in `ci.sweep`; "frames" and "objective" measure R^c and the objective in the
-    frames of the audit. The watch does not change a bit of the training: the model is in eval mode
-    only while it is measured, torch's random numbers are not used, and gradients are untouched.
+    update. The watch does not change a bit of the training: the model is in eval mode only while it
+    is measured, torch's random numbers are not used, and gradients are untouched. If a number is
+    not finite at a step, as in a training that diverges, the step is listed in
+    meta["not_measured"], the watch warns, and the training continues.
 
-    callback: "transformers" or "lightning" makes the returned watch a callback too, to be passed as
-    `Trainer(callbacks=[watch])`; it counts the updates itself, and only the first process measures.
-    Give the hooked model, even if a trainer wraps it; weights sharded over processes (FSDP) cannot
-    be measured.
+    Args:
+        model: The hooked model, even if a trainer wraps it. Weights sharded over processes (FSDP)
+            cannot be measured.
+        data: As in `ci.sweep`.
+        every: After how many updates the model is measured again.
+        probes: As in `ci.sweep`; "frames" and "objective" measure R^c and the objective in the
+            frames of the audit.
+        out: A folder that keeps each step as soon as it is measured, and the result.
+        callback: "transformers" or "lightning" makes the returned watch a callback too, to be
+            passed as `Trainer(callbacks=[watch])`; it counts the updates itself, and only the first
+            process measures.
+        limit: How many of the first samples are measured.
+        batch_size: Samples that run at once.
+        start: The number of updates already made, if a training continues from a checkpoint; the
+            steps up to `start` are taken from the folder.
+        resume: False starts the folder over.
+        tag: As in `ci.sweep`.
 
-    out: a folder that keeps each step as soon as it is measured, and the result. start: the number
-    of updates already made, if a training continues from a checkpoint; the steps up to `start` are
-    taken from the folder. resume=False starts the folder over. tag: as in `ci.sweep`.
+    Returns:
+        The watch; `result()` has the numbers of each step.
 
-    If a number is not finite at a step, as in a training that diverges, the step is listed in
-    meta["not_measured"], the watch warns, and the training continues. Raises ValueError before the
-    training for arguments and data that cannot be measured, and if the folder holds something else
-    or, at the step `start`, numbers that are not this model's. Raises ImportError if the trainer's
-    package is missing.
+    Raises:
+        ValueError: Before the training, for arguments and data that cannot be measured, and if the
+            folder holds something else or, at the step `start`, numbers that are not this model's.
+        ImportError: If the trainer's package is missing.
     """
     every, limit = checks.count("every", every), checks.count("limit", limit)
     options = run_options(watch, {"limit": limit, "batch_size": batch_size, "tag": tag})

@@ -82,7 +82,7 @@ def _write(atlas: Atlas, out: Path) -> None:
             atlas,
             "atlas-layer.html",
             f"the atoms of layer {layer}",
-            answer=atlas.largest(layer),
+            said=[atlas.largest(layer)],
             numbers={},
             layer=layer,
             data=data | {"layer": layer, "atoms": cards[:SHOWN], "count": len(cards)},
@@ -103,9 +103,11 @@ def _write(atlas: Atlas, out: Path) -> None:
         atlas,
         "atlas-index.html",
         "an atlas of its atoms",
-        answer=f"Removing {clear:,} of {tested:,} {'tested ' * tried}atoms measurably changes the "
-        f"loss{'' if tried else ', to first order'}; about {LEVEL * tested:,.0f} would by chance.",
-        doubts=[atlas.largest()],
+        said=[
+            f"Removing {clear:,} of {tested:,} {'tested ' * tried}atoms measurably changes the "
+            f"loss{'' if tried else ', to first order'}.",
+            f"About {LEVEL * tested:,.0f} would by chance. {atlas.largest()}",
+        ],
         numbers={"Layers": layers},
         loss=LOSSES[atlas.meta["loss"]],
         counts=counts,
@@ -198,7 +200,7 @@ def atoms_page(result: AtomResult, out: str | Path, *, excerpts: Excerpts | None
         out,
         "atoms.html",
         "when its atoms are on",
-        answer=result.finding(),
+        said=[result.finding()],
         numbers={"Layer by layer": result.layers()},
         rates=inline_svg(_rates(result), result.finding(), salt="rates"),
         layers=_cards(result, excerpts or {}),

@@ -38,7 +38,6 @@ def audit_page(result: AuditResult, out: str | Path) -> Path:
     Returns the path of the page. Raises ValueError if the folder cannot be written, or another
     process is writing it.
     """
-    answer, doubt = findings(result)
     rows, ideal, cards = _claims(result)
     table, heads = result.table(), result.table("heads")
     nulls, beside = main_rows(result, "nulls"), main_rows(result, "layers")
@@ -62,8 +61,7 @@ def audit_page(result: AuditResult, out: str | Path) -> Path:
         "audit.html",
         "does each layer do its job?",
         {"audit.txt": f"{result.text()}\n\n{legend(result)}\n"},
-        answer=answer,
-        doubts=[doubt],
+        said=findings(result),
         strips=(rows, ideal),
         cards=cards,
         shown=SHOWN,

@@ -40,7 +40,6 @@ def compare_page(result: Comparison, out: str | Path) -> Path:
     process is writing it.
     """
     meta, table = result.meta, result.table()
-    finding, *beside = sentences(result)
     names = [f"{row['probe']}.{row['statistic']}" for row in largest(result, _HERO)]
     every: Any = table.groupby(table["probe"] + "." + table["statistic"], sort=False)
     by_statistic: dict[str, pd.DataFrame] = dict(list(every))
@@ -55,8 +54,7 @@ def compare_page(result: Comparison, out: str | Path) -> Path:
         "compare.html",
         "how do the two differ?",
         {"differences.csv": table.map(cell).to_csv(index=False)},
-        answer=finding,
-        doubts=beside,
+        said=sentences(result),
         numbers={
             statistic(meta, name).title: rows.drop(columns=["probe", "statistic"])
             for name, rows in by_statistic.items()
@@ -135,7 +133,7 @@ def ablation_page(result: HeadAblation, out: str | Path, *, explorer: str | None
         "ablation.html",
         "what each head does for the answers",
         {"heads.png": head_ablation(result)},
-        answer=result.finding(),
+        said=result.sentences(),
         numbers={"Every head": table},
         explorer=explorer,
         map=_map(result, explorer),
@@ -177,7 +175,7 @@ def concentration_page(result: Concentration, out: str | Path) -> Path:
         "concentration.html",
         "how few nodes of the code carry an answer?",
         {"concentration.png": concentration(result)},
-        answer=result.finding(),
+        said=result.sentences(),
         numbers=numbers,
         curves=inline_svg(concentration(result), result.finding(), salt="curves"),
     )

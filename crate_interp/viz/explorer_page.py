@@ -77,10 +77,8 @@ def explore(
         )
     check_count(model, view.count)
     words = f"sample {int(sample)}" if name is None else visible(name, LONGEST)
-    more = {
-        "circuit": panels.circuit_data(circuit, model),
-        "without": None if without is None else _without(view, without),
-    }
+    effects = None if without is None else _without(view, without)
+    more = {"circuit": panels.circuit_data(circuit, model), "without": effects}
     attention = [_attention(view, layer) for layer in range(len(model.blocks))]
     picture = None
     if view.grid is not None:
@@ -94,7 +92,7 @@ def explore(
         view=view,
         answer=panels.answer(view),
         picture=picture,
-        data=_data(view, attention) | more,
+        data=_data(view, attention, effects) | more,
         blobs=[
             (f"{part}-{layer}", text)
             for layer, each in enumerate(attention)
@@ -125,7 +123,9 @@ def shown_points(model: HookedModel) -> tuple[str, ...]:
     return (kind.point, *kind.codes, *_OTHERS)
 
 
-def _data(view: panels.View, attention: list[Attention]) -> dict[str, object]:
+def _data(
+    view: panels.View, attention: list[Attention], without: dict[str, Any] | None
+) -> dict[str, object]:
     """Returns the data that the page's script reads first."""
     alike = None  # the page's word for the vectors that it compares by cosine
     if any("codes" in each.parts for each in attention):
@@ -147,7 +147,7 @@ def _data(view: panels.View, attention: list[Attention]) -> dict[str, object]:
         "special": view.special,
         "alike": alike,
         "map": view.kind.name,
-        "start": _start(view),
+        "start": _start(view) | ({} if without is None else _most_effect(without)),
         "overlays": panels.overlays(view),
         "answers": answers,
         "goesOn": None if tokens is None else tokens[1:],
@@ -211,6 +211,19 @@ def _start(view: panels.View) -> dict[str, int]:
         layer = int(np.argmax([_relative(view, at).max() for at in layers]))
         head, query, *_ = _largest(_relative(view, layer))
     return {"layer": layer, "head": head, "query": query}
+
+
+def _most_effect(without: dict[str, Any]) -> dict[str, Any]:
+    """Returns where the page opens if it knows the answer without each head: at what matters most.
+
+    The head is the one without which the probability of the model's answer changes most, and the
+    page opens with it off.
+    """
+    shares = np.array([[row[0] for row in layer] for layer in without["heads"]])
+    if not shares.size:
+        return {}
+    layer, head = _largest(np.abs(shares - without["own"][0]))
+    return {"layer": layer, "head": head, "off": "head"}
 
 
 def _relative(view: panels.View, layer: int) -> Float[np.ndarray, "head query *pos"]:

@@ -149,8 +149,7 @@ def result_page(
     template: str,
     question: str,
     *,
-    answer: str,
-    doubts: Sequence[str] = (),
+    said: Sequence[str],
     numbers: Mapping[str, pd.DataFrame],
     **values: object,
 ) -> str:
@@ -160,14 +159,14 @@ def result_page(
         result: What the page is of.
         template: The template of the folder `templates`.
         question: What was asked, in a few words.
-        answer: The answer, in at most 20 words.
-        doubts: What makes the answer doubtful; the result's own caution follows.
+        said: The answer, in at most 20 words; then the doubt, which the result's own caution
+            follows; the rest stands folded, under "How sure?".
         numbers: The tables of "All numbers", by their titles.
         values: What else the template reads.
     """
     meta = result.meta
     parts = {"kicker": "", "command": "", "sources": sources(meta), "meta": meta, "result": result}
-    parts |= {"answer": answer, "doubts": [*doubts, result.caution()], "numbers": numbers}
+    parts |= {"said": said, "caution": result.caution(), "numbers": numbers}
     return render(template, title=f"{model_name(meta)}: {question}", **(parts | values))
 
 

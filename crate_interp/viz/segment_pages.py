@@ -1,7 +1,7 @@
 """The page of a segmentation: the score next to its chance levels, and examples."""
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -33,9 +33,7 @@ def segment_page(result: SegmentResult, out: str | Path) -> Path:
     """
     settings = result.meta["probes"]["segmentation"]["settings"]
     words = ", ".join(f"{name} = {value}" for name, value in settings.items())
-    row, scores = result.overall(), cast(Any, result.table("scores"))
-    blind = max(BLIND, key=lambda name: -1.0 if pd.isna(row[name]) else row[name])
-    untrained = "" if pd.isna(row["untrained"]) else f", untrained {row['untrained']:.3f}"
+    scores: Any = result.table("scores")
     rules = {
         "mass": f"The fewest patches that hold {settings['mass']:.0%} of the map",
         "top": f"The {settings['fraction']:.0%} of the patches with the most attention",
@@ -54,11 +52,7 @@ def segment_page(result: SegmentResult, out: str | Path) -> Path:
         out,
         "segment.html",
         "do attention maps segment?",
-        answer=f"{result.verdict()}; {result.worth()}.",
-        doubts=[
-            f"Beside it: {result.against()}; best blind guess ({BLIND[blind]}) "
-            f"{row[blind]:.3f}{untrained}."
-        ],
+        said=result.sentences(),
         numbers=numbers | {"Every head": result.table("heads")},
         settings=settings,
         levels=parts.inline_svg(_levels_chart(result), result.verdict(), salt="levels"),

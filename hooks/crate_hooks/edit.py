@@ -274,13 +274,24 @@ def sparse_step(
     """Sets another lambd or eta in one layer while its context is open, and yields the layer.
 
         with edit.sparse_step(model.blocks[3], lambd=0.5):
-            logits = model(images)
+            logits = model(images)  # model.blocks[3].mlp.lambd is 0.5
+        logits = model(images)  # and here what it was before
 
-    Raises ValueError if neither lambd nor eta is given, if a value is negative or not finite, or if
-    the layer lacks the lambd or eta that is given. An MLP has neither; nanochat-crate has a learned
-    threshold for each atom instead, to which `edit.threshold` adds. Raises RuntimeError if another
-    thread has such a context open on the layer; and while this context is open, runs of the layer
-    in other threads raise it.
+    Args:
+        block: A layer of the model, whose sparse step is `block.mlp`. An MLP has neither lambd nor
+            eta; nanochat-crate has a learned threshold for each atom instead, to which
+            `edit.threshold` adds.
+        lambd: The sparsity penalty, at least 0. Default: as it is.
+        eta: The step size, at least 0. Default: as it is.
+
+    Yields:
+        The layer.
+
+    Raises:
+        ValueError: If neither lambd nor eta is given, if a value is negative or not finite, or if
+            the layer lacks the lambd or eta that is given.
+        RuntimeError: If another thread has such a context open on the layer; and while this context
+            is open, in other threads that run the layer.
     """
     step: Any = getattr(block, "mlp", None)
     wanted = {name: value for name, value in (("lambd", lambd), ("eta", eta)) if value is not None}

@@ -111,37 +111,47 @@ def read(
             model(images)
         norms[0]
 
-    points: names inside a block, such as ("hook_resid_pre", "attn.hook_pattern"). blocks: the name
-    of the list of layers, "decoder_blocks" for the decoder of a masked autoencoder.
-    `function(layer, acts)` is called once per forward and layer, as soon as the last of the points
-    has fired, with `acts[point]` detached; then the tensors are released. Do not keep or edit them:
-    they are the model's own, not copies. Yields `{layer: result of function}`, which each forward
-    overwrites.
+    It holds the activations of one layer at a time, where `run_with_cache` holds those of all. The
+    hooks only read. They are removed when the context closes, also after an exception; other hooks
+    on the model stay. Forwards of other threads are not read.
 
-    The hooks only read. They are removed when the context closes, also after an exception; other
-    hooks on the model stay. Forwards of other threads are not read.
+    Args:
+        model: A model with hook points.
+        points: Names inside a block, such as ("hook_resid_pre", "attn.hook_pattern").
+        function: `function(layer, acts)` is called once per forward and layer, as soon as the last
+            of the points has fired, with `acts[point]` detached, `[batch, ...]`; then the tensors
+            are released. It must not keep or edit them: they are the model's own, not copies.
+        layers: Numbers of the layers to read. Default: all.
+        blocks: The name of the list of layers, "decoder_blocks" for the decoder of a masked
+            autoencoder.
 
-    Raises ValueError if there are no points, and KeyError if the model lacks a point. When the
-    context closes without an exception, raises RuntimeError if a layer fired some of its points but
-    not all.
+    Yields:
+        `{layer: result of function}`, which each forward overwrites.
+
+    Raises:
+        ValueError: If there are no points.
+        KeyError: If the model lacks a point.
+        RuntimeError: When the context closes without an exception, if a layer fired some of its
+            points but not all.
     """
-    wanted = (points,) if isinstance(points, str) else tuple(dict.fromkeys(points))
-    if not wanted:
+    names = (points,) if isinstance(points, str) else tuple(dict.fromkeys(points))
+    if not names:
         raise ValueError("read needs at least one hook point, such as 'hook_resid_pre'.")
     indices = layer_numbers(model, blocks) if layers is None else list(layers)
-    every_layer(model, wanted, indices, blocks)  # raises KeyError before any hook is set
+    every_layer(model, names, indices, blocks)  # raises KeyError before any hook is set
     results: dict[int, Result] = {}
-    waiting: dict[int, dict[str, Tensor]] = {layer: {} for layer in indices}
+    # the activations of a layer whose other points have not fired yet
+    acts_of: dict[int, dict[str, Tensor]] = {layer: {} for layer in indices}
 
     reader = get_ident()
 
     def collect(module: nn.Module, inputs: Any, output: Tensor, layer: int, point: str) -> None:
         if get_ident() != reader:  # another thread runs the same model
             return
-        acts = waiting[layer]
+        acts = acts_of[layer]
         acts[point] = output.detach()
-        if len(acts) == len(wanted):
-            waiting[layer] = {}
+        if len(acts) == len(names):
+            acts_of[layer] = {}
             results[layer] = function(layer, acts)
 
     handles = [
@@ -149,13 +159,13 @@ def read(
             partial(collect, layer=layer, point=point)
         )
         for layer in indices
-        for point in wanted
+        for point in names
     ]
     try:
         yield results
-        for layer, acts in waiting.items():
+        for layer, acts in acts_of.items():
             if acts:
-                missing = [point for point in wanted if point not in acts]
+                missing = [point for point in names if point not in acts]
                 raise RuntimeError(
                     f"layer {layer} fired {', '.join(acts)} but not {', '.join(missing)}: switch "
                     "the missing points on, for example with model.set_use_attn_result(True)."

@@ -69,7 +69,7 @@ GPT = replace(  # gpt.py; with bias=False it has no bias
     # all heads' queries, keys and values are one map
     | {_FIRST + "attn.c_attn.weight": ("3 inner", None)}
     | {_FIRST + "mlp.c_fc.weight": ("d_mlp", None)},
-    infer=lambda shapes, given: {"bias": _FIRST + "ln_1.bias" in shapes},
+    infer=lambda shapes, _: {"bias": _FIRST + "ln_1.bias" in shapes},
     config_switches=("bias",),  # the CRATE classes ignore this switch
     defaults={"tokenizer": "gpt2"},
 )

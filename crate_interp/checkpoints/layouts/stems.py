@@ -114,7 +114,7 @@ CRATE = Layout(
     ),
     sizes=_sizes("qkv"),
     positions=("pos_embedding", 3),
-    infer=lambda shapes, given: stem_sizes(shapes, _STEM),
+    infer=lambda shapes, _: stem_sizes(shapes, _STEM),
     defaults={"stem": "conv"},
 )
 

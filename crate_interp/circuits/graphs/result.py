@@ -20,6 +20,7 @@ from crate_interp.results.result import Result, first
 
 FAITHFUL = 0.5  # a graph is called faithful if it keeps this share of the answer, and predicts
 EMBEDDING, BIAS, TARGET = -1, -2, -3  # in place of the number of an atom
+ENOUGH = 0.9  # codes are called enough for an answer if alone they give this share of it
 CLEAR = 0.05  # a set of codes is called better than another from this share of the answer on
 MODEL, UNTRAINED, RIVAL, RIVAL_NODES = "model", "untrained", "rival", "rival_nodes"
 
@@ -147,36 +148,33 @@ class AttributionGraph(Result):
         It does more than size if one number of `beyond_size` is .05 or more. It must predict
         ablations with r of .5, those of its own codes too, where these were measured.
         """
-        return not self.warning()
+        return not self.warnings()
 
-    def headline(self) -> str:
-        """Returns the answer, what the graph's codes do beside others, and how well it predicts.
-
-        A warning comes first if the graph is not faithful.
-        """
-        return f"{self.warning()} {super().headline()}".strip()
-
-    def warning(self) -> str:
-        """Returns what is wrong with a graph that is not faithful, or ""."""
+    def warnings(self) -> list[str]:
+        """Returns what is wrong with a graph that is not faithful, a sentence each."""
         small = max(self.beyond_size) < CLEAR and int(self.of("whole")["nodes"].iloc[0]) > 0
         reasons = {
-            "Size is as good a choice as attribution here: the largest activations at the same "
-            "tokens do as well as the graph's codes.": small,
+            "The largest activations at the same tokens do as well.": small,
             "Go by effects, not by attributions: over the graph's own codes they agree with "
             f"r = {self.slope_agreement:.2f}.": self.slope_agreement < FAITHFUL,
             "Too few codes are on to test attributions.": np.isnan(self.predicts),
             "Do not rely on its attributions: they predict ablations with "
             f"r = {self.predicts:.2f}.": self.predicts < FAITHFUL,
-            "A part of the story: these nodes alone do not give half of the answer.": (
-                not self.kept >= FAITHFUL
-            ),
+            "These codes alone do not give half of the answer.": not self.kept >= FAITHFUL,
         }
-        return " ".join(words for words, holds in reasons.items() if holds)
+        return [words for words, holds in reasons.items() if holds]
 
-    def finding(self) -> str:
-        """Returns the answer, what the graph's codes do beside others, and how well it predicts."""
+    def sentences(self) -> list[str]:
+        """Returns what the graph's codes give alone, what others give there, and the numbers."""
         target, whole = self.meta["target"], self.of("whole").set_index("edit")
         keep, gone = whole.loc["keep"], whole.loc["remove"]
+        count, share = int(keep["nodes"]), keep["logit"] / target["logit"]
+        few = f"The graph's {count} codes alone give {share:.0%} of {self.answer}."
+        lead = f"{count} codes are enough for {self.answer}: alone they give {share:.0%} of it."
+        others = [
+            f"{words} {keep[name] / target['logit']:.0%}"
+            for name, words in (("largest", "the largest there"), ("random_mean", "random codes"))
+        ]
         enough, needed = (gain >= CLEAR for gain in self.beyond_size)
         claims = {
             "what is enough": enough and self.kept >= FAITHFUL,
@@ -184,19 +182,22 @@ class AttributionGraph(Result):
         }
         better = " and ".join(words for words, holds in claims.items() if holds)
         where = "" if target["position"] is None else f" after token {target['position']}"
-        lead = f"{plain(self.meta['model'] or 'The model')}{where}: {self.question}:"
+        begin = f"{plain(self.meta['model'] or 'The model')}{where}: {self.question}:"
         if target["answer"] == self.top:
-            lead = f"{plain(self.meta['model'] or 'The model')} answers {self.answer}{where},"
+            begin = f"{plain(self.meta['model'] or 'The model')} answers {self.answer}{where},"
         less = "the mean of all logits" if target["versus"] is None else "the other answer"
         known = self.of("agreement")["pearson"]
-        return (
-            f"{lead} {abs(target['logit']):.2f} {'above' if target['logit'] >= 0 else 'below'} "
+        return [
+            lead if share >= ENOUGH else few,
+            *self.warnings(),
+            f"As many others give {', '.join(others)}.",
+            f"{begin} {abs(target['logit']):.2f} {'above' if target['logit'] >= 0 else 'below'} "
             f"{less}. " + f"Attributions choose better than size {better}. " * bool(better)
-            + f"{int(keep['nodes'])} codes alone give {keep['logit']:.2f}, the largest activations "
+            + f"{count} codes alone give {keep['logit']:.2f}, the largest activations "
             f"there {keep['largest']:.2f}, random codes there {keep['random_mean']:.2f}. Without "
             f"these codes {gone['logit']:.2f} is left. Attributions predict real ablations of "
-            f"other nodes with r = {known.min():.2f} to {known.max():.2f}, by layer."
-        )  # fmt: skip
+            f"other nodes with r = {known.min():.2f} to {known.max():.2f}, by layer.",
+        ]  # fmt: skip
 
     @property
     def rival_rank(self) -> str:

@@ -67,7 +67,8 @@ class GenerateMixin(TextMixin):
     Arguments and defaults are those of TransformerLens' bridge. Tokens are drawn from
     softmax(logits / temperature), among the `top_k` likeliest tokens, or among the likeliest tokens
     whose probabilities sum to `top_p`; `do_sample=False` takes the likeliest token. A row ends at
-    `eos_token_id` (by default the tokenizer's), and is then filled up with it.
+    `eos_token_id` (by default the tokenizer's), and is then filled up with it. It may be a list:
+    then a row ends at any of these tokens, and is filled up with the first.
 
     Texts of unequal length are padded on the left. Token ids with padding need `attention_mask`
     `[batch, pos]`, or `padding_side="left"`, which infers the mask from the pad tokens. Keys and
@@ -99,9 +100,33 @@ class GenerateMixin(TextMixin):
     ) -> Any:
         """Returns the input followed by up to `max_new_tokens` tokens: text for text, ids for ids.
 
-        return_type: "str" (without special tokens) or "tokens"; "input" means the form of the
-        input. Raises ValueError for an argument out of range, for padding at the end of a prompt,
-        and if no token is known that ends a row (`stop_at_eos=False` goes without).
+            model.generate("A line is", max_new_tokens=5, do_sample=False)
+
+        Args:
+            input: A text, texts, or token ids `[batch, pos]`.
+            max_new_tokens: The most tokens that follow; 0 gives the input back.
+            stop_at_eos: Whether a row ends at `eos_token_id`.
+            eos_token_id: A token that ends a row, or several. Default: the tokenizer's.
+            do_sample: Whether tokens are drawn; False takes the likeliest.
+            top_k: Among how many of the likeliest tokens one is drawn. Default: all.
+            top_p: Draw among the likeliest tokens that have this share of the probability together,
+                in (0, 1]. Give only one of top_k and top_p.
+            temperature: The number that divides logits, at least 0; 0 takes the likeliest token.
+            use_past_kv_cache: Whether keys and values of earlier tokens are kept.
+            prepend_bos: Whether the separator token comes first. Default: as in training.
+            padding_side: "left" if the ids have padding there, so that the mask is inferred.
+            return_type: "str" (without special tokens) or "tokens"; "input" means the form of the
+                input.
+            verbose: Show progress.
+            attention_mask: Which token ids are no padding, `[batch, pos]`.
+            generator: What makes the random numbers. Default: torch's own.
+
+        Returns:
+            A text or texts, or token ids `[batch, pos + new]`.
+
+        Raises:
+            ValueError: For an argument out of range, for padding at the end of a prompt, and if no
+                token is known that ends a row (`stop_at_eos=False` goes without).
         """
         options = Options(
             stop_at_eos, eos_token_id, do_sample, top_k, top_p, temperature, use_past_kv_cache,

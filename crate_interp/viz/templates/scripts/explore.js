@@ -7,9 +7,10 @@ const isText = data.kind === "text", WORD = isText ? "token" : "patch";
 const membership = data.map === "membership"; // a map is the same for every token
 const MOST_LINES = 200, CHOICES = ["mode", "scale", "off"];
 
-// The page opens where the library found the largest share on another token.
-const state = {...data.start, pinned: false, key: null, seenHead: null, atom: null,
-  mode: "to", scale: "row", over: "none", off: "none"};
+// The page opens at the head that matters most, or where a share of attention is largest.
+const state = {pinned: false, key: null, seenHead: null, atom: null,
+  mode: "to", scale: "row", over: "none", off: "none", ...data.start};
+const EVEN = 5; // full colour is at least this many even shares, so that an even map looks even
 const layers = []; // promises of layers, unpacked when a layer is first shown
 let layer = null;
 
@@ -43,8 +44,9 @@ function largestOf(values, head) {
   // a code is most like itself, and the first token often gets nearly all attention: next to these
   // values, all others would be pale
   const first = membership || (!isText && !data.special) ? null : 0;
+  const least = alike || membership ? 1e-30 : Math.min(1, EVEN / seenFrom(state.query));
   return values.reduce((most, value, token) => token === (alike ? state.query : first) && data.count > 1
-    ? most : Math.max(most, Math.abs(value)), 1e-30);
+    ? most : Math.max(most, Math.abs(value)), least);
 }
 
 function strongest(values) {
@@ -99,6 +101,7 @@ function drawTiles() {
     paint(tile.firstChild, values, largestOf(values, head));
     tile.querySelector("b").textContent = `L${state.layer}H${head}`;
     tile.querySelector("small").textContent = short;
+    if (data.without) tile.querySelector("i").textContent = effectOf(head);
     const ringed = inCircuit(state.layer, head);
     tile.classList.toggle("ringed", ringed);
     tile.setAttribute("aria-pressed", head === state.head);
@@ -367,7 +370,8 @@ function pointKeys(element, canvas, head) {
 
 function build() {
   for (let head = 0; head < data.heads; head++) {
-    const canvas = make("canvas"), words = make("span", {}, [make("b"), " ", make("small")]);
+    const canvas = make("canvas"), words = make("span", {}, [make("b"),
+      ...(data.without ? [make("i", {title: "points of the answer's probability"})] : []), " ", make("small")]);
     const tile = make("button", {type: "button", className: "tile"}, [canvas, words]);
     tile.addEventListener("click", () => toHead(head));
     pointKeys(tile, canvas, head);
@@ -375,6 +379,7 @@ function build() {
   }
   if (isText) ["tokens", "atom-tokens"].forEach(name => tokenSpans(byId(name), data.names));
   else pointKeys(byId("large"), byId("map"), null);
+  if (data.without) buildMost();
   if (data.special) {
     byId("cls-key").addEventListener("pointerenter", () => choose({key: 0}));
     byId("cls-key").addEventListener("pointerleave", () => choose({key: null}));

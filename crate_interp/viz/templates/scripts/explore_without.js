@@ -3,6 +3,35 @@
 
 const off = data.without;
 
+// How far the probability of the answer moves without a part, in points.
+function pointsOf(row) {
+  const points = Math.round((row[0] - off.own[0]) / 100);
+  return `${points > 0 ? "+" : points < 0 ? "\u2212" : ""}${Math.abs(points)}`;
+}
+
+const effectOf = head => pointsOf(off.heads[state.layer][head]);
+
+// Buttons that go to the head, the atom and the patch without which the answer moves most.
+function buildMost() {
+  const kinds = {
+    head: off.heads.flatMap((rows, at) => rows.map((row, head) => [row, `L${at}H${head}`, {layer: at, head}])),
+    atom: Object.entries(off.atoms).flatMap(([at, rows]) => Object.entries(rows).map(([atom, row]) =>
+      [row, `L${at}A${atom}`, {layer: +at, atom: +atom}])),
+    patch: off.patches.map((row, patch) => {
+      const query = patch + data.special;
+      return [row, nameOf(query), {query, pinned: true, over: "patches"}];
+    })};
+  for (const [kind, rows] of Object.entries(kinds)) {
+    if (!rows.length) continue;
+    const change = ([row]) => Math.abs(row[0] - off.own[0]);
+    const [row, name, place] = rows.reduce((best, one) => change(one) > change(best) ? one : best);
+    const words = `${kind === "patch" ? "" : `${kind} `}${name} ${pointsOf(row)}`;
+    const button = make("button", {type: "button", textContent: words});
+    button.addEventListener("click", () => choose({...place, off: kind, key: null}));
+    byId("most").append(button);
+  }
+}
+
 const answerName = number => `\u201c${shown(off.names[number])}\u201d`;
 
 // The part that is chosen: its name, and its row [own share, likeliest answer, its share], if it has one.
