@@ -124,7 +124,10 @@ def _published_parts(contents: Contents) -> Parts:
         check_dense(key, value, where)
     shapes = Shapes({key: tuple(value.shape) for key, value in contents.tensors.items()})
     layout = find_layout(shapes, contents.family, where)
-    tensors = layout.with_originals(contents.tensors)
+    tensors = dict(contents.tensors)
+    for copy, original in layout.copies.items():
+        if copy in tensors:  # `safetensors.torch.save_model` keeps one key of a tensor
+            tensors.setdefault(original, tensors[copy])
     shapes |= {key: tuple(value.shape) for key, value in tensors.items()}
     cfg, origins = _config(layout, shapes, contents)
     tensors = layout.as_parameters(tensors)

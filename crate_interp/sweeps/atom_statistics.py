@@ -57,11 +57,14 @@ def layer_sums(
     flat = code.reshape(-1, width)  # [batch * pos, atom]
     on = flat > 0
     values, indices = _largest(flat, min(top, len(flat)))
+    power = torch.frexp(flat.float()).exponent - 1  # of 2, for the largest one that is not above
+    power = power.clamp(OCTAVES[0], OCTAVES[-1]).masked_fill(flat <= 0, OCTAVES[0] - 1)
+    power = power.to(torch.int8)
     sums = {
         "on": on.sum(dim=0),
         "total": flat.clamp(min=0).sum(dim=0, dtype=torch.float64),
         "squares": flat.float().square().sum(dim=0, dtype=torch.float64),
-        "octaves": _octaves(flat),
+        "octaves": torch.stack([(power == k).sum(dim=0) for k in OCTAVES]),
         "largest": flat.amax(dim=0).clamp(min=0),
         "value": values.clamp(min=0),
         "token": indices,
@@ -71,14 +74,6 @@ def layer_sums(
     found = dict(zip(sums, arrays, strict=True))
     samples, tokens = np.divmod(found["token"].astype(np.int64), pos)
     return found | {"n_tokens": len(flat), "sample": samples + first, "token": tokens}
-
-
-def _octaves(flat: Float[Tensor, "token atom"]) -> Int[Tensor, "octave atom"]:
-    """Returns at how many tokens each atom's value lies in each octave."""
-    power = torch.frexp(flat.float()).exponent - 1  # of 2, for the largest one that is not above
-    power = power.clamp(OCTAVES[0], OCTAVES[-1]).masked_fill(flat <= 0, OCTAVES[0] - 1)
-    power = power.to(torch.int8)
-    return torch.stack([(power == k).sum(dim=0) for k in OCTAVES])
 
 
 def _largest(
