@@ -3,12 +3,12 @@
 import copy
 import functools
 
-import pytest
 import torch
 import transformers
 
 import crate_interp as ci
 from crate_interp.bridge.hooked_to_bridge import build
+from selection import few_of
 
 LAYERS, HEADS, D_HEAD, WIDE, CLASSES, VOCAB, POS = 2, 2, 11, 13, 7, 31, 5
 D = HEADS * D_HEAD
@@ -43,10 +43,7 @@ KINDS = {
     ),
 }
 # those that the fast tests take
-SOME = [
-    kind if kind in ("vit", "dinov2", "gpt2") else pytest.param(kind, marks=pytest.mark.slow)
-    for kind in KINDS
-]
+SOME = few_of(KINDS, ("vit", "dinov2", "gpt2"))
 IMAGES = ("vit", "deit", "dinov2", "registers")
 PLAIN = dict(mean=[0.0] * 3, std=[1.0] * 3, resize=(15, 15))
 

@@ -6,7 +6,7 @@ kills so many times, half of them after a random share of the time that the work
 a random one of its changes of the disk, and prints what the folders are afterwards: the old whole,
 the new whole, or refused with a sentence. Anything else is mixed, and there may be none. Then the
 work is done again, and what the dead process left has to be gone: leftovers are counted too.
-tests/test_only_ours_removed.py runs a few.
+tests/test_folders.py runs a few.
 """
 
 import functools

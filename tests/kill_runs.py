@@ -5,7 +5,7 @@
 kills a sweep of 5,000 images and an audit of 5,000, each so many times: half of them after a random
 time and half at a random change of the disk. The same call goes on every time, and the result has
 to have the digest of a run that nothing disturbed, in a folder without leftovers.
-tests/test_only_ours_removed.py does it on 600 images.
+tests/test_folders.py does it on 600 images.
 """
 
 import os

@@ -1,12 +1,16 @@
-"""Small models of every kind, and inputs for them."""
+"""Small models of every kind, bridges over them, and inputs."""
 
 import torch
 
 import crate_interp as ci
-from conftest import IMAGE, make, make_lm
+from conftest import BATCH, IMAGE, LMS, make, make_lm
+from selection import few, few_of
 
-LMS = ("crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate")
-VISION = (
+VISION, TEXT = ["crate", "crate-alpha"], LMS
+EVERY = VISION + TEXT
+# the first one always, the others where slow tests run
+FEW, FEW_TEXT = few(EVERY), few_of(TEXT, TEXT[-1:])
+VARIANTS = (
     {},
     {"family": "crate-alpha", "d_mlp": 17},
     {"pool": "mean"},
@@ -20,6 +24,30 @@ def ids(*shape, seed=0):
 
 def pictures(*batch, seed=0):
     return torch.randn(*batch, 3, 6, 20, generator=torch.Generator().manual_seed(seed))
+
+
+def model_of(name, **over):
+    return make(name, **over) if name in VISION else make_lm(name, **over)
+
+
+def input_of(name, seed=1, pos=7):
+    return pictures(BATCH, seed=seed) if name in VISION else ids(BATCH, pos, seed=seed)
+
+
+def ready(name, **over):
+    """A random model that has logits, and inputs for it."""
+    return model_of(name, **over), input_of(name, pos=11)
+
+
+def pair(name):
+    """A model, a bridge over it, and an input."""
+    model = model_of(name)
+    return model, ci.to_bridge(model), input_of(name)
+
+
+def metric(logits):
+    """A class's or a next token's logit, mean over samples."""
+    return (logits if logits.ndim == 2 else logits[:, -1])[:, 3].mean()
 
 
 def make_mae():
@@ -44,6 +72,6 @@ def make_clip():
 
 def every_model():
     """(model, arguments) of every kind that returns a tensor."""
-    yield from ((make(**over), (pictures(3),)) for over in VISION)
+    yield from ((make(**over), (pictures(3),)) for over in VARIANTS)
     yield from ((make_lm(family), (ids(3, 7),)) for family in LMS)
     yield make_clip(), (pictures(3), ids(4, 7))

@@ -1,78 +1,8 @@
 """Second, slow implementations written from the papers: the names of ci.measures, by subject."""
 
-from forward_reference import _ista, _mssa, forward, published_layout  # noqa: F401
-from reference_rates import (  # noqa: F401
-    coding_length,
-    coding_rate,
-    contracted_rate,
-    dictionary_rate_change,
-    layer_objectives,
-    mcr2_coding_rate,
-    objective_terms,
-    official_coding_rate,
-    rate_of_spectrum,
-    rate_reduction,
-    sparse_rate_reduction,
-    spectrum,
-    subspace_coding_rate,
-    subspace_spectrum,
-    variational_rate,
-)
-from reference_sparsity import (  # noqa: F401
-    attention_entropy,
-    causal_uniform_entropy,
-    effective_support,
-    firing_rate,
-    gini,
-    hoyer,
-    l0_norm,
-    l1_l2_ratio,
-    l1_norm,
-    lasso_kkt_residual,
-    lasso_objective,
-    lasso_solution,
-    mass_cover,
-    mean_magnitude,
-    official_attention_entropy,
-    support_for_energy,
-    top_mass,
-    zero_fraction,
-)
-from reference_steps import (  # noqa: F401
-    attention_step,
-    coding_rate_gradient,
-    first_order_step,
-    gradient_step,
-    ista_step,
-    neumann_gradient,
-    neumann_invalid,
-    neumann_step,
-    paper_mssa,
-    subspace_attention,
-    subspace_coding_rate_gradient,
-    third_order_step,
-)
-from reference_subspaces import (  # noqa: F401
-    bayes_mean,
-    column_cosines,
-    completeness_defect,
-    condition_number,
-    contraction_coverage,
-    dictionary_defect,
-    effective_rank,
-    head_overlap,
-    incoherence,
-    membership_balance,
-    membership_entropy,
-    mutual_coherence,
-    orthonormality_defect,
-    paper_posterior_mean,
-    posterior_mean,
-    principal_angles,
-    principal_cosines,
-    projection_energy,
-    representatives_in_use,
-    stable_rank,
-    subspace_overlap,
-    subspace_snr,
-)
+# ruff: noqa: F401, F403
+from forward_reference import *
+from reference_rates import *
+from reference_sparsity import *
+from reference_steps import *
+from reference_subspaces import *

@@ -12,7 +12,6 @@ WHOLE = (
     "test_answer_pages.py",
     "test_explore_page.py",
     "test_pages.py",
-    "test_report.py",
 )
 
 

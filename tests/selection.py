@@ -56,10 +56,13 @@ def is_run(nodeid: str, slow: bool) -> bool:
 
 def few(values: Iterable, count: int = 1) -> list:
     """Returns values for parametrize; all but the first `count` are slow."""
-    return [
-        pytest.param(value, marks=[pytest.mark.slow] * (number >= count))
-        for number, value in enumerate(values)
-    ]
+    values = list(values)
+    return few_of(values, values[:count])
+
+
+def few_of(values: Iterable, quick: Iterable) -> list:
+    """Returns values for parametrize; all but those of `quick` are slow."""
+    return [pytest.param(one, marks=[pytest.mark.slow] * (one not in quick)) for one in values]
 
 
 def is_recomputed(case: str) -> bool:

@@ -19,9 +19,7 @@ from selection import few
 EPS, N, FRAMES = 0.7, 5, ("stream", "read", "unit")
 
 
-@pytest.fixture(
-    scope="module", params=["crate", pytest.param("crate-alpha", marks=pytest.mark.slow)]
-)
+@pytest.fixture(scope="module", params=few(["crate", "crate-alpha"]))
 def audited(request):
     # five heads of width 5 in a stream of 31: orthonormal subspaces fit
     model = make(request.param, d_head=5).double()

@@ -11,6 +11,7 @@ from conftest import FIXTURES, make, make_lm, refuses
 from crate_interp.circuits import patching
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.weights import model_digest
+from neighbours import ids, make_clip, make_mae
 
 
 def tiny(dtype=torch.float32):
@@ -163,9 +164,6 @@ def test_a_plain_dict_is_taken_as_it_is(kept):
     refuses(SENTENCE, lambda: sweep(other, SMALL, cache, metric))
 
 
-SIZE = dict(image_size=(6, 20), patch_size=(2, 5))
-
-
 def test_at_reads_points_of_layers_and_of_the_model(model, images):
     _, cache = model.run_with_cache(images)
     assert cache.at("attn.hook_pattern", 1) is cache["blocks.1.attn.hook_pattern"]
@@ -188,18 +186,12 @@ def test_misspelt_points_get_a_hint(model, images):
 
 
 def test_at_reads_the_parts_of_larger_models(images):
-    size = dict(d_model=30, n_layers=2, n_heads=5, **SIZE)
-    mae = ci.HookedCrateMAE(
-        ci.CrateConfig(family="crate-mae", decoder_n_heads=5, decoder_n_layers=3, **size)
-    ).eval()
-    _, cache = mae.run_with_cache(images)
-    held = cache["decoder_blocks.2.attn.hook_pattern"]
+    _, cache = make_mae().run_with_cache(images)
+    held = cache["decoder_blocks.0.attn.hook_pattern"]
     assert cache.decoder.at("attn.hook_pattern", -1) is held
     with pytest.raises(KeyError, match="there is no hook point 'decoder_blocks.0.mlp.hook_post'"):
         cache.decoder.at("mlp.hook_post", 0)
-    text = dict(d_embed=8, text_d_model=12, text_n_layers=1, text_n_heads=2, n_ctx=5, d_vocab=11)
-    clip = ci.HookedCrateCLIP(ci.CrateConfig(family="clipa", **size, **text)).eval()
-    _, cache = clip.run_with_cache(images, torch.randint(11, (2, 5)))
+    _, cache = make_clip().run_with_cache(images, ids(2, 7))
     assert cache.text.at("hook_embed") is cache["text.hook_embed"]
     assert cache.at("visual.hook_embed") is cache.visual.at("hook_embed")
     refuses("read cache.visual or cache.text", lambda: cache.at("mlp.hook_post", 0))
@@ -293,9 +285,8 @@ def test_towers_share_points_and_keep_their_names(clip, pictures):
         back = lambda value, hook: cache[hook.name]  # noqa: E731
         clip.visual.run_with_hooks(pictures, fwd_hooks=[("blocks.1.hook_resid_post", back)])
         _, whole = clip.run_with_cache(pictures, tokens)
-        assert torch.equal(whole.visual["pattern", 1], cache["pattern", 1]) and whole.text[
-            "resid_post", 0
-        ].shape == (2, 8, 24)
+        assert torch.equal(whole.visual["pattern", 1], cache["pattern", 1])
+        assert whole.text["resid_post", 0].shape == (2, 8, 24)
         torch.testing.assert_close(
             whole.visual.logit_lens().values[-1], clip.encode_image(pictures), atol=1e-4, rtol=1e-4
         )

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import crate_interp as ci
-from answering import TEXT, VISION, ready
 from conftest import D_MODEL, HEADS, LAYERS, make
 from crate_interp.circuits import Circuit, Edge, composition, evaluate, path_patch
+from neighbours import TEXT, VISION, ready
 from selection import few
 
 
@@ -54,9 +54,8 @@ def brute_linear(model, row, start, stop):
 def test_scores_of_weights_equal_brute_force(name, through):
     model, _ = ready(name)
     table = composition(model, through=through, role="k").table()
-    assert (
-        len(table) == LAYERS * (LAYERS - 1) // 2 * HEADS**2 and table["score"].between(0, 1).all()
-    )
+    assert len(table) == LAYERS * (LAYERS - 1) // 2 * HEADS**2
+    assert table["score"].between(0, 1).all()
     with torch.no_grad():
         for row in table.sample(12, random_state=0).itertuples():
             written = model.blocks[row.from_layer].attn.W_O[row.from_head]
@@ -234,11 +233,9 @@ def test_scores_of_a_circuit_equal_a_slow_form(ablation):
     )
     gone = abs(f([]) - f([head for head in every if head not in heads])) / abs(span)
     assert rows["completeness"] >= gone - 1e-5
-    assert (
-        found.table()["share_as_good"].between(0, 1).all()
-        and "faithfulness" in repr(found)
-        and "<table" in found._repr_html_()
-    )
+    assert found.table()["share_as_good"].between(0, 1).all()
+    assert "faithfulness" in repr(found)
+    assert "<table" in found._repr_html_()
     again = evaluate(
         model, circuit, inputs, metric, ablation=ablation, random=3, subsets=4, progress=False
     )
@@ -252,11 +249,9 @@ def test_the_planted_circuit_is_faithful_and_random_ones_are_not():
     heads = [(0, 2), (0, 4), (1, 1)]
     found = evaluate(model, heads, inputs, metric, ablation="zero", random=30, progress=False)
     row = found.table().set_index("measure").loc["faithfulness"]
-    assert (
-        abs(row["value"] - 1) < 0.25
-        and row["share_as_good"] < 0.35
-        and abs(row["random_mean"] - 1) > 0.5
-    )
+    assert abs(row["value"] - 1) < 0.25
+    assert row["share_as_good"] < 0.35
+    assert abs(row["random_mean"] - 1) > 0.5
 
 
 def test_circuits_are_saved_drawn_and_handed_to_networkx(tmp_path):
@@ -267,7 +262,8 @@ def test_circuits_are_saved_drawn_and_handed_to_networkx(tmp_path):
         Edge("L0A12", "L1H0", 1.0),
     )
     circuit = Circuit(edges, note="<a & b>", meta={"seed": 3})
-    assert circuit.nodes() == ["embed", "L0H1", "L0A12", "L1H0", "logits"] and circuit.heads() == [
+    assert circuit.nodes() == ["embed", "L0H1", "L0A12", "L1H0", "logits"]
+    assert circuit.heads() == [
         (0, 1),
         (1, 0),
     ]

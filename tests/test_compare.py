@@ -13,6 +13,7 @@ from crate_interp.comparisons.difference_tables import layer_pairs
 from crate_interp.stats.bootstrap import RESAMPLES
 from crate_interp.stats.contrasts import Spread, against_networks, contrast, paired
 from crate_interp.stats.intervals import holm, max_t
+from test_intervals import slow
 
 N, LAYERS = 41, 3
 R = "compression.rate_pre"
@@ -31,20 +32,11 @@ def test_one_against_one_is_paired_by_sample():
         # unpaired, the interval would be thirty times as wide
         assert found["high"] - found["low"] < 0.02 < one[:, layer].std() / 6
         assert np.isnan(found["untrained"]) and np.isnan(found["excess_p"])
-    low, high = slow_interval(own[:, 1])
-    found = row(result, R, 1)
-    assert (found["low"], found["high"]) == (pytest.approx(low), pytest.approx(high))
+    found, values = row(result, R, 1), own[:, 1]
+    place, error, t = int(0.025 * (RESAMPLES + 1)), scipy.stats.sem(values), slow(values)
+    assert found["low"] == pytest.approx(values.mean() - t[-place] * error)
+    assert found["high"] == pytest.approx(values.mean() - t[place - 1] * error)
     assert result.table()["holds"].tolist() == [True, True, True]
-
-
-def slow_interval(values):
-    n, random, t = len(values), np.random.default_rng(0), []
-    for counts in random.multinomial(n, np.full(n, 1 / n), size=RESAMPLES):
-        rows = np.repeat(values, counts)
-        t.append((rows.mean() - values.mean()) / (rows.std(ddof=1) / n**0.5))
-    place, error = int(0.025 * (RESAMPLES + 1)), scipy.stats.sem(values)
-    t = np.sort(t)
-    return values.mean() - t[-place] * error, values.mean() - t[place - 1] * error
 
 
 def test_p_is_two_sided_and_adjusted_over_the_layers_of_a_statistic():

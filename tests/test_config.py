@@ -24,8 +24,8 @@ from crate_interp.config.families import UNTESTABLE
 from crate_interp.models.weights import model_digest
 from crate_interp.results.result import Result
 from crate_interp.results.result_files import near_chance
-from published import GIVEN, SIZES, published
 from reference import published_layout
+from test_keys import layout
 
 
 @cache
@@ -58,17 +58,9 @@ ALL = {
 }
 
 
-def weights(family):
-    if family in ("crate", "crate-alpha"):
-        return published_layout(make(family)), dict(
-            n_heads=5, image_size=(6, 20), patch_size=(2, 5)
-        )
-    return published(family, **SIZES.get(family, {})), dict(GIVEN[family])
-
-
 @pytest.mark.parametrize("family", ALL)
 def test_what_only_a_default_gave_is_listed(family, capsys):
-    tensors, given = weights(family)
+    tensors, given = layout(family)
     model = ci.load(tensors, family=family.removesuffix("-vanilla"), **given)
     wanted = tuple(name for name in ALL[family] if name not in given)
     assert model.cfg.assumed == wanted and set(wanted) <= set(UNTESTABLE)
@@ -84,7 +76,7 @@ def test_what_only_a_default_gave_is_listed(family, capsys):
 
 def test_each_source_of_a_setting_counts(tmp_path, monkeypatch, capsys):
     model = make("crate", eta=0.5, lambd=0.02)
-    tensors, given = weights("crate")
+    tensors, given = layout("crate")
     every = {name: getattr(model.cfg, name) for name in ("eta", "lambd", *NORMS, "variant", "pool")}
     every |= dict(mean=[0.5] * 3, std=[0.5] * 3, resize=6, crop=6)
     capsys.readouterr()
@@ -108,7 +100,7 @@ def test_each_source_of_a_setting_counts(tmp_path, monkeypatch, capsys):
 
 
 def test_a_folder_keeps_the_list_and_an_argument_shortens_it(tmp_path):
-    tensors, given = weights("crate")
+    tensors, given = layout("crate")
     torch.save(tensors, tmp_path / "a.pth")
     loaded = ci.convert(tmp_path / "a.pth", tmp_path / "mine", family="crate", eta=0.1, **given)
     wanted = [name for name in ALL["crate"] if name != "eta"]

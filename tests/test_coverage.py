@@ -15,25 +15,13 @@ import crate_interp as ci
 from crate_interp.circuits import circuit_scores
 from crate_interp.stats import bootstrap, intervals
 from crate_interp.stats.contrasts import Spread, against_networks, contrast, paired
-from crate_interp.stats.intervals import (
-    LEAST_ERROR,
-    LEVEL,
-    UNSEEN,
-    interval_of_sums,
-    linearised_ratio,
-    mean_interval,
-    paired_shares,
-    share_interval,
-    student_interval,
-)
 from crate_interp.sweeps import findings
 from crate_interp.training.watch_result import FEWEST, change_point, fitted, noise
+from selection import few_of
 
 COUNTS = (2, 4, 8, 32, 256)
 LEAST = 0.93
-many = pytest.mark.parametrize(
-    "n", [pytest.param(n, marks=[pytest.mark.slow] * (n != 8)) for n in COUNTS]
-)
+many = pytest.mark.parametrize("n", few_of(COUNTS, [8]))
 
 
 def independent(n):
@@ -52,8 +40,8 @@ def test_students(n):
     values = np.random.default_rng(n).normal(3, 2, size=(n, 4000))
     mean, error = values.mean(axis=0), values.std(axis=0, ddof=1) / n**0.5
     sums = {"n": n, "total": values.sum(axis=0), "squares": (values**2).sum(axis=0)}
-    assert covered(student_interval(mean, error, n), 3) >= LEAST
-    assert covered(interval_of_sums(pd.DataFrame(sums))[1:], 3) >= LEAST
+    assert covered(intervals.student_interval(mean, error, n), 3) >= LEAST
+    assert covered(intervals.interval_of_sums(pd.DataFrame(sums))[1:], 3) >= LEAST
     rows = pd.DataFrame({"mean": mean, "std": error * n**0.5, "n": n})
     assert covered(independent(n).mean_ends(rows), 3) >= LEAST
 
@@ -78,16 +66,16 @@ def test_the_bootstrap_t(n, columns):
     assert covered(paired(values).ends, 0) >= LEAST
     below = random.gamma(4, 0.25, size=(n, columns))
     above = 0.7 * below + 0.1 * values
-    assert covered(mean_interval(linearised_ratio(above, below)), 0.7) >= LEAST
+    assert covered(intervals.mean_interval(intervals.linearised_ratio(above, below)), 0.7) >= LEAST
     skewed = np.exp(values)
-    assert covered(mean_interval(skewed), np.exp(0.5)) >= (0.92 if n >= 32 else 0.88)
+    assert covered(intervals.mean_interval(skewed), np.exp(0.5)) >= (0.92 if n >= 32 else 0.88)
 
 
 @pytest.mark.parametrize("n", sorted({*COUNTS, *range(2, 48)}))
 def test_shares(n):
     """Summed over all outcomes: no chance is left."""
     shares, hits = np.linspace(0.1, 0.9, 17)[:, None], np.arange(n + 1)
-    low, high = share_interval(hits, n)
+    low, high = intervals.share_interval(hits, n)
     held = (low <= shares) & (shares <= high)
     assert ((binom.pmf(hits, n, shares) * held).sum(axis=1) >= LEAST).all()
 
@@ -105,7 +93,7 @@ def test_paired_shares(n):
         else:
             counts, weights = random.multinomial(n, odds, size=2000), np.full(2000, 1 / 2000)
         values = np.stack([np.repeat([1.0, -1.0, 0.0], each) for each in counts], axis=1)
-        low, high = paired_shares(values).ends
+        low, high = intervals.paired_shares(values).ends
         held = (low <= one - other) & (one - other <= high)
         assert weights[held].sum() >= LEAST, odds
 
@@ -160,10 +148,10 @@ def test_scores_of_a_circuit(n, experiments):
 def test_one_sample_has_no_interval():
     values = np.zeros((1, 3))
     for ends in (
-        mean_interval(values),
-        mean_interval(values == 0),
+        intervals.mean_interval(values),
+        intervals.mean_interval(values == 0),
         paired(values).ends,
-        student_interval(values[0], values[0], 1),
+        intervals.student_interval(values[0], values[0], 1),
     ):
         assert np.isnan(ends).all()
 
@@ -193,7 +181,9 @@ def joint(values):
 def false_families(draw, n, columns, families):
     random = np.random.default_rng([n, columns])
     tables = (draw(random, (n, columns)) for _ in range(families))
-    return sum((intervals.max_t(table, paired(table).p) <= LEVEL).any() for table in tables)
+    return sum(
+        (intervals.max_t(table, paired(table).p) <= intervals.LEVEL).any() for table in tables
+    )
 
 
 @pytest.mark.parametrize("name", DRAWN)
@@ -211,7 +201,7 @@ def test_one_shifted_column_is_found():
     for _ in range(7):
         values = random.normal(size=(32, 23))
         values[:, 5] += 1.2
-        found.append(intervals.max_t(values, paired(values).p) <= LEVEL)
+        found.append(intervals.max_t(values, paired(values).p) <= intervals.LEVEL)
     assert np.sum(found, axis=0)[5] >= 6 and np.sum(found) <= 9
 
 
@@ -226,7 +216,7 @@ def test_of_five_samples_against_every_resample(monkeypatch):
         rows = column[list(product(range(5), repeat=5))]
         error = rows.std(axis=1, ddof=1) / 5**0.5
         own, off = column.std(ddof=1) / 5**0.5, rows.mean(axis=1) - column.mean()
-        draws.append(off / np.maximum(error, LEAST_ERROR * own))
+        draws.append(off / np.maximum(error, intervals.LEAST_ERROR * own))
         t.append(0.8 * column.mean() / own)
     order = np.argsort(np.abs(t))[::-1]
     wanted = np.zeros(3)
@@ -276,7 +266,7 @@ def test_a_column_of_mostly_zeros_does_not_hide_the_others():
     assert joint(values)[0] <= 0.01
     # that one sample has t = 1, so its largest t* is 1 / LEAST_ERROR
     t = values[:, 0].mean() / (values[:, 0].std(ddof=1) / math.sqrt(31))
-    assert 1 / LEAST_ERROR < (1 - UNSEEN / 31) * t
+    assert 1 / intervals.LEAST_ERROR < (1 - intervals.UNSEEN / 31) * t
 
 
 DECAYS = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0)

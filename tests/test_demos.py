@@ -1,12 +1,15 @@
-"""The demos and the benchmarks run, and say what their stored numbers say."""
+"""The demos, notebooks and benchmarks run, and say what their stored numbers say."""
 
 import argparse
+import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import numpy as np
 import pandas as pd
 import pytest
@@ -39,15 +42,12 @@ def settings(folder, steps=5, model="crate"):
 
 def test_composites_have_exact_masks_and_do_not_depend_on_their_neighbours(data):
     images, labels, masks = data.batch([3, 7, 3], 2)
-    assert torch.equal(images[0], images[2]) and not torch.equal(
-        images[0], data.batch([3], 1)[0][0]
-    )
+    assert torch.equal(images[0], images[2])
+    assert not torch.equal(images[0], data.batch([3], 1)[0][0])
     assert torch.equal(data.batch([7], 2)[0][0], images[1]) and labels.tolist() == [3, 7, 3]
-    assert (
-        images.shape == (3, 3, 64, 64)
-        and masks.shape == (3, 64, 64)
-        and images.dtype == torch.uint8
-    )
+    assert images.shape == (3, 3, 64, 64)
+    assert masks.shape == (3, 64, 64)
+    assert images.dtype == torch.uint8
     for mask in masks:
         rows, columns = (torch.nonzero(mask.any(dim=1 - axis)).flatten() for axis in (0, 1))
         height, width = len(rows), len(columns)
@@ -161,25 +161,110 @@ def test_a_network_is_measured_as_its_stored_row_says(kind):
         assert value == pytest.approx(wanted[name], rel=1e-3, abs=1e-5), name
 
 
-BENCHMARKS = Path(__file__).parent / "benchmarks"
-
-
-def run(name, *words):
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "said"), [("bench_memory", "over features"), ("bench_whitebox", "over forwards")]
+)
+def test_benchmarks_hold(name, said):
+    command = [sys.executable, Path(__file__).parent / "benchmarks" / f"{name}.py", "small"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, BENCHMARKS / name, *words]
-    return subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0 and said in done.stdout, done.stdout + done.stderr
+
+
+DEMOS = Path(__file__).parent.parent / "demos"
+SHOWN = {  # what their outputs must hold, and how many pictures
+    "01_meet_crate": ("Answer: you can see every step", 1),
+    "02_is_each_layer_doing_its_job": ("Answer, for 6 layers", 2),
+    "03_segmentation_for_free": ("Answer: the fixed head", 2),
+    "04_edit_a_subspace": ("Answer: on images that did not choose it", 1),
+    "05_a_circuit_in_a_tiny_language_model": ("Answer: L0H0", 5),
+    "06_watch_it_learn": ("Answer: the rate", 3),
+    "07_crate_alpha_from_the_hub": ("Answer, for a random network", 0),
+    "08_do_the_job_better": ("Answer: not measurably", 1),
+    "09_is_it_crate_or_any_transformer": ("Answer: training brings", 2),
+    "10_why_this_word": ("Answer: the graph of one sequence finds more", 2),
+    "11_why_this_picture": ("Answer: rollout orders the patches best", 2),
+}
+NAMES = list(SHOWN)
+CLAIMS = {  # in how many of the three networks of notebook 05 each holds, as its top says
+    "the lines cross": 3,
+    "the head looks after the copy": 3,
+    "exchanged positions turn it round": 2,
+    "the found heads are a circuit": 3,
+}
+
+
+def runner():
+    spec = importlib.util.spec_from_file_location("run_notebooks", DEMOS / "run_notebooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("bench_memory.py", "small"), ""),
-        (("bench_rates.py",), ""),
-        (("bench_whitebox.py", "small"), "over forwards"),
-        (("bench_maskcut.py", "small"), "dense over ours"),
-    ],
-)
-def test_benchmarks_hold(words, said):
-    done = run(*words)
-    assert done.returncode == 0 and said in done.stdout, done.stdout + done.stderr
+@pytest.mark.parametrize("name", NAMES)
+def test_it_runs_and_shows_what_it_announces(name, tmp_path):
+    """In processes of its own, without network."""
+    command = [sys.executable, DEMOS / "run_notebooks.py", name, "--out", tmp_path]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.search(rf"{name}: [\d.]+ s", done.stdout)
+    notebook = nbformat.read(tmp_path / f"{name}.ipynb", as_version=4)
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    streams = [output for output in outputs if output.output_type == "stream"]
+    red = [output["text"] for output in streams if output["name"] == "stderr"]
+    assert not red, red
+    text = "".join(output["text"] for output in streams)
+    words, pictures = SHOWN[name]
+    assert words in text
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == pictures
+    pages = [output["data"].get("text/html", "") for output in outputs if "data" in output]
+    assert any("Point at a" in page for page in pages) == name.startswith(("01", "05", "10", "11"))
+    if name.startswith("05"):
+        check_circuit(text)
+
+
+def check_circuit(text):
+    """What notebook 05 prints: the heads of each kind, how faithful they are, its claims."""
+    kinds = re.findall(r"^(previous-token|duplicate-token|induction) heads: (.*)$", text, re.M)
+    assert [kind for kind, _ in kinds] == ["previous-token", "duplicate-token", "induction"]
+    found = re.search(
+        r"^faithfulness ([.\d]+) \(95 % ([.\d]+) to ([.\d]+)\); 100 random circuits of (\d+) heads "
+        r"([.\d]+) \(([.\d]+) to ([.\d]+)\), share as good ([.\d]+)$",
+        text,
+        re.MULTILINE,
+    )
+    value, low, high, count, mean, least, most, share = map(float, found.groups())
+    assert 0.8 < low < value < high and least < mean < most < low and share < 0.05
+    assert count == len({head for _, heads in kinds for head in heads.split(", ")})
+    assert "turns round" in text and "are a circuit." in text
+    for claim, networks in CLAIMS.items():
+        assert f"\n{claim}: in {networks} of 3 networks\n" in text
+
+
+def test_text_and_notebook_are_the_same():
+    """And the outputs are those of the code: the digest of its cells tells which are stale."""
+    here = runner()
+    assert sorted(path.stem for path in here.sources([])) == NAMES
+    for name in NAMES:
+        path = DEMOS / f"{name}.ipynb"
+        kept = nbformat.read(path, as_version=4)
+        code = here.as_notebook(DEMOS / f"{name}.py").metadata["code_sha256"]
+        assert kept.metadata["code_sha256"] == code == here.digest(kept), f"{name}: make notebooks"
+        assert nbformat.writes(here.synced(DEMOS / f"{name}.py")) == nbformat.writes(kept), (
+            f"{name}: run_notebooks.py --sync"
+        )
+        assert path.stat().st_size < 1_500_000
+        assert all(cell["outputs"] or "import" in cell.source or "=" in cell.source
+                   for cell in kept.cells if cell.cell_type == "code")  # fmt: skip
+        lead = kept.cells[0].get("attachments", {})
+        assert name.startswith("07") or lead["lead.png"]["image/png"]
+        text = "".join(
+            output["text"]
+            for cell in kept.cells
+            for output in cell.get("outputs", [])
+            if output.output_type == "stream"
+        )
+        assert SHOWN[name][0] in text

@@ -5,16 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import BATCH, HEADS, leftover_hooks, make, make_lm
+from conftest import HEADS, leftover_hooks
 from crate_hooks import edit
-
-MODELS = ["crate", "crate-alpha", "crate-lm", "crate-lm vanilla", "nanochat-crate", "gpt-baseline"]
-
-
-def ready(name):
-    if name in ("crate", "crate-alpha"):
-        return make(name), torch.randn(BATCH, 3, 6, 20, generator=torch.Generator().manual_seed(1))
-    return make_lm(name), torch.randint(47, (BATCH, 11), generator=torch.Generator().manual_seed(1))
+from neighbours import EVERY, ready
 
 
 def edited(model, inputs, point, function):
@@ -24,7 +17,7 @@ def edited(model, inputs, point, function):
     return out
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", EVERY)
 def test_zeroing_a_head_is_zeroing_its_rows_of_the_output_map(name):
     model, inputs = ready(name)
     found = edited(model, inputs, "blocks.1.attn.hook_z", edit.zero(heads=[2, -1]))
@@ -45,7 +38,7 @@ def test_zeroing_a_head_is_zeroing_its_rows_of_the_output_map(name):
     ).abs().max() == 0
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", EVERY)
 def test_zeroing_an_atom_is_zeroing_what_it_writes(name):
     model, inputs = ready(name)
     found = edited(model, inputs, "blocks.2.mlp.hook_post", edit.zero(atoms=3))
@@ -84,10 +77,8 @@ def test_projections_of_bases_of_any_kind():
 def test_values():
     x = torch.arange(-30.0, 30.0).view(3, 4, 5)
     assert edit.scale(3.0, atoms=1)(x, None)[..., 1].equal(3 * x[..., 1])
-    assert (
-        edit.clamp(low=0.0)(x, None).equal(x.relu())
-        and edit.clamp(2.0, 2.0, positions=1)(x, None)[:, 1].eq(2).all()
-    )
+    assert edit.clamp(low=0.0)(x, None).equal(x.relu())
+    assert edit.clamp(2.0, 2.0, positions=1)(x, None)[:, 1].eq(2).all()
     assert edit.threshold(4.0)(x, None).equal((x - 4).relu())
     assert edit.zero(positions=range(2))(x, None)[:, :2].eq(0).all()
     both = edit.zero(atoms=torch.tensor([1]), positions=[0, 2])(x, None)
@@ -133,7 +124,7 @@ def test_a_hook_that_comes_after_may_write_into_what_an_edit_made():
         assert cache["z", 1].equal(before)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", EVERY)
 def test_edits_compose_leave_no_hook_and_carry_gradients(name):
     model, inputs = ready(name)
     _, cache = model.run_with_cache(inputs)

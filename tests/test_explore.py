@@ -1,4 +1,4 @@
-"""What the explorer's page carries, what it refuses, and what it leaves out. No browser."""
+"""What the explorer's page carries, refuses and leaves out; its answers without a part."""
 
 import base64
 import json
@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import crate_interp as ci
+from browser import drawn, driven, opened
 from conftest import BATCH, HEADS, LAYERS, make, make_lm
+from crate_hooks import edit
 from crate_interp.viz.packing import LIMIT
 
 FAMILIES = ("crate-lm", "nanochat-crate", "gpt-baseline")
@@ -179,3 +181,108 @@ def test_the_logit_lens_is_the_librarys():
     assert logits[0, 3].argmax().item() == ids[3, 0]  # the last layer is the model itself
     assert "".join(data["names"]).endswith("Word")
     assert ci.viz.explore(cache, lm.to_tokens(text)[0]).html() == page.html()
+
+
+assert driven  # the fixture
+
+STEPS = 10_000  # of a probability in the page
+
+
+def without(page):
+    found = re.search(r'id="data">(.*?)</script>', page.html(), re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])["without"]
+
+
+def explored(model, cache, inputs, sample=0):
+    off = ci.circuits.switched_off(model, inputs[sample])
+    return ci.viz.explore(cache, inputs, sample=sample, without=off)
+
+
+def row(logits, own):
+    """The page's row for one answer, from the logits of its own run."""
+    shares = (logits[-1] if logits.ndim == 2 else logits).float().softmax(dim=-1)
+    return [
+        round(STEPS * shares[own].item()),
+        int(shares.argmax()),
+        round(STEPS * max(shares).item()),
+    ]
+
+
+def close(found, wanted):
+    """Batches of copies and single runs differ in their last bits."""
+    assert found[1] == wanted[1]
+    assert all(abs(a - b) <= 1 for a, b in zip(found[::2], wanted[::2], strict=True))
+
+
+@pytest.mark.parametrize("family", ["crate", "crate-alpha", "tost", "aot"])
+def test_each_part_is_off_in_a_run_of_its_own(family, monkeypatch):
+    monkeypatch.setattr("crate_interp.circuits.head_ablation._BATCH", 5)
+    model = make(family, stem="linear") if family == "tost" else make(family)
+    images = torch.randn(2, 3, 6, 20, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        logits, cache = model.run_with_cache(images)
+        found = without(explored(model, cache, images, 1))
+        own = int(logits[1].argmax())
+        assert found["own"] == row(logits[1], own)[:2]
+
+        def edited(point, change):
+            return model.run_with_hooks(images[1:], fwd_hooks=[(point, change)])[0]
+
+        for layer in range(model.cfg.n_layers):
+            for head in range(model.cfg.n_heads):
+                off = edit.zero(heads=head)
+                wanted = row(edited(f"blocks.{layer}.attn.hook_z", off), own)
+                close(found["heads"][layer][head], wanted)
+        for layer, atoms in found["atoms"].items():
+            for atom, one in atoms.items():
+                off = edit.zero(atoms=int(atom))
+                close(one, row(edited(f"blocks.{layer}.mlp.hook_post", off), own))
+        height, width = model.cfg.patch_size
+        for number, one in enumerate(found["patches"]):
+            y, x = divmod(number, 20 // width)
+            picture = images[1:].clone()
+            picture[:, :, y * height : (y + 1) * height, x * width : (x + 1) * width] = (
+                picture.mean(dim=(2, 3), keepdim=True)
+            )
+            close(one, row(model(picture)[0], own))
+    assert len(found["patches"]) == (6 // height) * (20 // width)
+    least, most = {"aot": (0, 0), "tost": (40, 40)}.get(family, (41, 40 + 8 * model.cfg.n_layers))
+    assert least <= sum(map(len, found["atoms"].values())) <= most
+    used = {found["own"][1], *(one[1] for layer in found["heads"] for one in layer)}
+    assert {str(number) for number in used} <= set(found["names"])
+
+
+def test_a_click_shows_the_new_answer(driven, tmp_path):  # noqa: F811
+    model = ci.load("crate-tiny-fashion")
+    images = model.preprocess(ci.data.embedded("fashion")[:1]["image"])
+    with torch.no_grad():
+        _, cache = model.run_with_cache(images)
+    page = explored(model, cache, images)
+    found = without(page)
+    with opened(driven, page.save(tmp_path / "explore.html")) as shown:
+        words = lambda: shown.page.inner_text("#without-words")  # noqa: E731
+        drawn(shown.page)
+        state = shown.page.evaluate("({...explorer.state})")
+        shares = np.array([[one[0] for one in layer] for layer in found["heads"]])
+        place = state["layer"], state["head"]
+        changes = abs(shares - found["own"][0])
+        assert changes[place] == changes.max()  # the page opens on the head that matters most
+        assert f"{shares[place] / STEPS:.0%}".replace("%", " %") in words()
+        assert words().startswith("Without head")
+        shown.page.click("label:has(input[name=off][value=none])")
+        drawn(shown.page)
+        assert words().startswith("The answer is “Ankle boot”")
+        shown.page.click("label:has(input[name=off][value=atom])")
+        drawn(shown.page)
+        assert "Without atom" in words()  # the page opens on an atom that was switched off
+        shown.page.click("label:has(input[name=off][value=patch])")
+        drawn(shown.page)
+        assert words() == "Point at a patch to cover it with the mean colour."
+        shown.page.hover("#surface")
+        shown.page.wait_for_function(
+            "byId('without-words').textContent.startsWith('Without patch')"
+        )
+        shown.page.select_option("#over", "patches")
+        drawn(shown.page)
+        assert "off=patch&over=patches" in shown.page.evaluate("location.hash")

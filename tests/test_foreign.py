@@ -5,49 +5,37 @@ import torch
 from transformer_lens.model_bridge import TransformerBridge
 
 import crate_interp as ci
+import foreign
 from conftest import refuses
+from crate_hooks import edit
 from crate_interp.bridge.hooked_to_bridge import build
 from crate_interp.models.hooked import check_hooked
 from crate_interp.models.weights import model_digest
 from crate_interp.questions.untrained_twins import twin
-from foreign import (
-    HEADS,
-    IMAGES,
-    KINDS,
-    LAYERS,
-    SOME,
-    VOCAB,
-    inputs,
-    inside,
-    network,
-    outputs,
-    pair,
-    role_weight,
-)
 
 
-@pytest.mark.parametrize("kind", SOME)
+@pytest.mark.parametrize("kind", foreign.SOME)
 def test_every_point_holds_what_transformers_has_there(kind):
-    plain, model = pair(kind)
-    theirs, x = outputs(kind), inputs(kind)
+    plain, model = foreign.pair(kind)
+    theirs, x = foreign.outputs(kind), foreign.inputs(kind)
     out, cache = model.run_with_cache(x)
     wanted = theirs.logits if hasattr(theirs, "logits") else theirs.last_hidden_state[:, 0]
     torch.testing.assert_close(out, wanted)
     torch.testing.assert_close(model.run_with_hooks(x), wanted)
     assert sorted(cache) == sorted(model.hook_dict)
-    for layer in range(LAYERS):
-        mid, code = inside(kind)[layer]
+    for layer in range(foreign.LAYERS):
+        mid, code = foreign.inside(kind)[layer]
         torch.testing.assert_close(cache["pattern", layer], theirs.attentions[layer])
         torch.testing.assert_close(cache["resid_pre", layer], theirs.hidden_states[layer])
         torch.testing.assert_close(cache["resid_mid", layer], mid)
         torch.testing.assert_close(cache["post", layer], code)
         block = model.blocks[layer]
         for role in "qkv":
-            stored = role_weight(kind, plain, layer, role)
-            count = HEADS if kind != "llama" else 4
+            stored = foreign.role_weight(kind, plain, layer, role)
+            count = foreign.HEADS if kind != "llama" else 4
             stored = stored.repeat_interleave(count // len(stored), dim=0)
             assert torch.equal(getattr(block.attn, f"W_{role.upper()}"), stored)
-        u = role_weight(kind, plain, layer, "v")
+        u = foreign.role_weight(kind, plain, layer, "v")
         assert torch.equal(block.attn.U, u)
         read = cache["normalized", layer, "ln1"]
         torch.testing.assert_close(
@@ -65,15 +53,10 @@ def test_every_point_holds_what_transformers_has_there(kind):
 
 @pytest.mark.parametrize("kind", ("vit", "gpt2", "llama"))
 def test_edits_go_back_through_the_bridge(kind):
-    _, model = pair(kind)
-    x = inputs(kind)
+    _, model = foreign.pair(kind)
+    x = foreign.inputs(kind)
     before, cache = model.run_with_cache(x)
-
-    def nothing(z, hook):
-        z = z.clone()
-        z[:, :, 1] = 0
-        return z
-
+    nothing = edit.zero(heads=1)
     edited = model.run_with_hooks(x, fwd_hooks=[("blocks.0.attn.hook_z", nothing)])
     seen = {}
     with model.hooks(fwd_hooks=[("blocks.0.attn.hook_z", nothing)]):
@@ -89,14 +72,14 @@ def test_edits_go_back_through_the_bridge(kind):
 
 @pytest.mark.parametrize("kind", ("vit", "gpt2"))
 def test_twins_are_drawn_anew_and_the_global_state_stays(kind):
-    _, model = pair(kind)
+    _, model = foreign.pair(kind)
     state = torch.random.get_rng_state()
     one, again, other = twin(model, 0), twin(model, 0), twin(model, 1)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert one.cfg == model.cfg and type(one) is type(model) and not one.training
     digests = [model_digest(each) for each in (one, again, other, model)]
     assert digests[0] == digests[1] and len(set(digests)) == 3
-    x = inputs(kind)
+    x = foreign.inputs(kind)
     assert torch.equal(one(x), again(x)) and not torch.allclose(one(x), model(x))
     # as the class of the network draws them: attention of small weights is nearly even
     pattern = one.run_with_cache(x)[1]["pattern", 0]
@@ -105,22 +88,24 @@ def test_twins_are_drawn_anew_and_the_global_state_stays(kind):
 
 @pytest.mark.parametrize("kind", ("deit", "dinov2", "gpt2"))
 def test_stop_at_layer_returns_the_stream(kind):
-    _, model = pair(kind)
-    x = inputs(kind)
+    _, model = foreign.pair(kind)
+    x = foreign.inputs(kind)
     _, cache = model.run_with_cache(x)
     for layer in (0, 1, -1):
-        wanted = cache["resid_pre", layer % LAYERS]
+        wanted = cache["resid_pre", layer % foreign.LAYERS]
         torch.testing.assert_close(model(x, stop_at_layer=layer), wanted)
-    torch.testing.assert_close(model(x, stop_at_layer=LAYERS), cache["resid_post", LAYERS - 1])
+    torch.testing.assert_close(
+        model(x, stop_at_layer=foreign.LAYERS), cache["resid_post", foreign.LAYERS - 1]
+    )
     refuses("stop_at_layer=5: the model has layers 0 to 1", lambda: model(x, stop_at_layer=5))
     torch.testing.assert_close(model(x), model.run_with_hooks(x))
 
 
 def test_what_cannot_be_read_is_refused():
-    _, model = pair("vit")
+    _, model = foreign.pair("vit")
     bridge = model.bridge
     assert isinstance(bridge, TransformerBridge)
-    strange = network("vit")
+    strange = foreign.network("vit")
     strange.__class__ = type("StrangeModel", (type(strange),), {})
     for match, call in (
         # as ci.sweep, ci.audit, ci.segment and ci.report do first
@@ -136,33 +121,33 @@ def test_what_cannot_be_read_is_refused():
 
 
 def test_patches_are_the_tokens_after_the_special_ones():
-    for kind in IMAGES:
-        _, model = pair(kind)
-        special = KINDS[kind][3]
-        _, cache = model.run_with_cache(inputs(kind))
-        wanted = outputs(kind).attentions[1][:, :, 0, special:].unflatten(-1, (3, 3))
+    for kind in foreign.IMAGES:
+        _, model = foreign.pair(kind)
+        special = foreign.KINDS[kind][3]
+        _, cache = model.run_with_cache(foreign.inputs(kind))
+        wanted = foreign.outputs(kind).attentions[1][:, :, 0, special:].unflatten(-1, (3, 3))
         torch.testing.assert_close(ci.maps.attention(cache, 1), wanted)
         place = special + 1 * 3 + 2
-        wanted = outputs(kind).attentions[1][:, :, place, special:].unflatten(-1, (3, 3))
+        wanted = foreign.outputs(kind).attentions[1][:, :, place, special:].unflatten(-1, (3, 3))
         torch.testing.assert_close(ci.maps.attention(cache, 1, query=(1, 2)), wanted)
         q, k = (cache[role, 1].transpose(1, 2) for role in "qk")
         logits = torch.einsum("bhp,bhnp->bhn", q[:, :, 0], k[:, :, special:])
         alone = ci.maps.attention(cache, 1, scaled=False, cls_key=False)
         torch.testing.assert_close(alone, logits.softmax(-1).unflatten(-1, (3, 3)))
         codes = ci.maps.codes(cache, 0, [2])[:, 0]
-        wanted = inside(kind)[0][1][:, special:, 2].unflatten(-1, (3, 3))
+        wanted = foreign.inside(kind)[0][1][:, special:, 2].unflatten(-1, (3, 3))
         torch.testing.assert_close(codes, wanted)
         assert ci.maps.rollout(cache).shape == (3, 3, 3)
 
 
 LENGTHS = (5, 2, 3)
 NEAR = dict(rtol=1e-4, atol=1e-5)  # float32: in float64, Llama's own left padding gives NaN
-TOKENS = torch.randint(1, VOCAB, (3, 5), generator=torch.Generator().manual_seed(2))
+TOKENS = torch.randint(1, foreign.VOCAB, (3, 5), generator=torch.Generator().manual_seed(2))
 
 
 @pytest.fixture(scope="module", params=["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
 def lm(request):
-    return ci.from_bridge(build(network(request.param, dtype=torch.float32)))
+    return ci.from_bridge(build(foreign.network(request.param, dtype=torch.float32)))
 
 
 @pytest.fixture(params=["left", "right"])

@@ -12,6 +12,7 @@ from golden import golden
 from golden.cases import SMALL, every_case, every_way
 from golden.digests import moved
 from golden.idioms import COMMANDS
+from selection import few_of
 
 ELSEWHERE = {
     "model", "data", "progress", "out",  # everywhere
@@ -84,13 +85,7 @@ def test_a_part_of_the_table_has_not_moved(third):
     assert not {name: found for name, found in moved.items() if found}
 
 
-EACH = [
-    pytest.param(verb, marks=[pytest.mark.slow] * (verb not in ("sweep", "ablate_heads", "atlas")))
-    for verb in SMALL
-]
-
-
-@pytest.mark.parametrize("verb", EACH)
+@pytest.mark.parametrize("verb", few_of(SMALL, ("sweep", "ablate_heads", "atlas")))
 @pytest.mark.parametrize("way", ["resumed", "shards", "sizes"])
 def test_other_ways_give_the_same_numbers(verb, way):
     table = golden.tables()

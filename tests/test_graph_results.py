@@ -8,18 +8,10 @@ import torch
 
 import crate_interp as ci
 from conftest import make, make_lm, refuses
-from crate_hooks import full_name
+from crate_hooks import edit, full_name
+from crate_interp.circuits.graphs import trust
 from crate_interp.circuits.graphs.derivatives import CODE, values
 from crate_interp.circuits.graphs.question import ask_answer
-from crate_interp.circuits.graphs.trust import (
-    DRAWS,
-    agreement,
-    alone_and_gone,
-    keeping,
-    random_nodes,
-    sufficiency,
-    without,
-)
 
 IMAGE = torch.randn(1, 3, 6, 20, generator=torch.Generator().manual_seed(1))
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2]])
@@ -43,15 +35,9 @@ def test_ablations_are_forwards_with_a_code_of_zero(name):
     case = explained(name)
     for layer, code in enumerate(case.codes):
         nodes = code.nonzero()[::53]
-        found = without(case, layer, nodes)
+        found = trust.without(case, layer, nodes)
         for (pos, atom), target in zip(nodes.tolist(), found.tolist(), strict=True):
-
-            def gone(value, hook, pos=pos, atom=atom):
-                value = value.clone()
-                value[:, pos, atom] = 0
-                return value
-
-            hooks = [(full_name(CODE, layer), gone)]
+            hooks = [(full_name(CODE, layer), edit.zero(positions=pos, atoms=atom))]
             logits = case.model.run_with_hooks(case.sample, fwd_hooks=hooks)
             assert target == pytest.approx(float(case.question.of(logits.detach())[0]), abs=1e-9)
 
@@ -63,13 +49,13 @@ def test_what_stays_alone(name):
     every = [torch.arange(code.numel())[None] for code in case.codes]
     width = case.codes[0].shape[1]
     axes = [torch.linalg.qr(torch.randn(width, width).double())[0] for _ in every]
-    assert float(keeping(case, every)[0]) == pytest.approx(case.target, abs=1e-9)
-    turned = float(keeping(case, every, axes=axes)[0])
+    assert float(trust.keeping(case, every)[0]) == pytest.approx(case.target, abs=1e-9)
+    turned = float(trust.keeping(case, every, axes=axes)[0])
     assert turned == pytest.approx(case.target, abs=1e-7)
-    none = float(keeping(case, every, others=True)[0])
+    none = float(trust.keeping(case, every, others=True)[0])
     assert abs(none - case.target) > 1e-3
     nothing = [nodes[:, :0] for nodes in every]
-    assert float(keeping(case, nothing)[0]) == pytest.approx(none, abs=1e-12)
+    assert float(trust.keeping(case, nothing)[0]) == pytest.approx(none, abs=1e-12)
 
 
 def test_agreement_is_pearsons_and_spearmans():
@@ -79,13 +65,13 @@ def test_agreement_is_pearsons_and_spearmans():
     x = np.random.default_rng(0).normal(size=23)
     y = x + np.random.default_rng(1).normal(size=23)
     table = pd.DataFrame({"layer": 0, "attribution": x, "effect": y})
-    row = agreement(table).iloc[0]
+    row = trust.agreement(table).iloc[0]
     found = pearsonr(x, y)
     assert row["pearson"] == pytest.approx(found.statistic)
     interval = found.confidence_interval()
     assert (row["low"], row["high"]) == pytest.approx((interval.low, interval.high), abs=1e-4)
     assert row["spearman"] == pytest.approx(spearmanr(x, y).statistic) and row["n"] == 23
-    assert agreement(table.assign(effect=1.0)).iloc[0, 1:5].isna().all()
+    assert trust.agreement(table.assign(effect=1.0)).iloc[0, 1:5].isna().all()
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +91,7 @@ def test_nodes_hold_their_values_and_real_effects(graph):
         wanted = case.attribution(row.layer)[row.pos, row.atom]
         assert row.attribution == pytest.approx(float(wanted), abs=1e-12)
         nodes = torch.tensor([[row.pos, row.atom]])
-        after = without(case, row.layer, nodes)
+        after = trust.without(case, row.layer, nodes)
         assert row.effect == pytest.approx(case.target - float(after[0]), abs=1e-9)
     outside = graph.table("ablations").merge(codes, on=["layer", "pos", "atom"])
     assert outside[outside["network"] == "model"].empty
@@ -136,11 +122,11 @@ def test_random_nodes_are_as_many_at_each_token():
     generator = torch.Generator().manual_seed(0)
     code = torch.randn(7, 31, generator=generator).relu()
     counts = torch.tensor([3, 0, 5, 1, 0, 2, 7])
-    nodes = random_nodes(code, counts, 600, generator)
+    nodes = trust.random_nodes(code, counts, 600, generator)
     masks = torch.zeros(600, 7 * 31, dtype=torch.bool).scatter_(1, nodes, True).view(600, 7, 31)
     assert (masks.sum(dim=-1) == counts).all() and not (masks & (code == 0)).any()
     assert len(masks.flatten(1).unique(dim=0)) > 590
-    assert random_nodes(code, counts, 0, generator).shape == (0, 18)
+    assert trust.random_nodes(code, counts, 0, generator).shape == (0, 18)
     # each node that is not 0 is as likely as the others of its token
     many = masks.double()
     for pos in range(7):
@@ -286,9 +272,9 @@ def test_the_largest_and_random_codes_beside_a_graph(name):
     case, rng = explained(name), np.random.default_rng(0)
     inside = [(code != 0) & torch.tensor(rng.random(code.shape) < 0.1) for code in case.codes]
     inside[0][1] = False  # a token without a node
-    table = alone_and_gone(case, inside, DRAWS, seed=3)
-    assert table["edit"].tolist() == ["keep", "remove"] and (table["draws"] == DRAWS).all()
-    assert DRAWS >= 100 and (table["nodes"] == sum(int(own.sum()) for own in inside)).all()
+    table = trust.alone_and_gone(case, inside, trust.DRAWS, seed=3)
+    assert table["edit"].tolist() == ["keep", "remove"] and (table["draws"] == trust.DRAWS).all()
+    assert trust.DRAWS >= 100 and (table["nodes"] == sum(int(own.sum()) for own in inside)).all()
     largest = []
     for layer, (code, own) in enumerate(zip(case.codes, inside, strict=True)):
         for pos, row in enumerate(code.tolist()):
@@ -296,29 +282,29 @@ def test_the_largest_and_random_codes_beside_a_graph(name):
             largest += [(layer, pos, atom) for atom in order[: int(own[pos].sum())]]
     generator = torch.Generator().manual_seed(3)
     drawn = [
-        random_nodes(code, own.sum(dim=1), DRAWS, generator)
+        trust.random_nodes(code, own.sum(dim=1), trust.DRAWS, generator)
         for code, own in zip(case.codes, inside, strict=True)
     ]
     chosen = as_places(case, [own.flatten().nonzero()[:, 0] for own in inside])
-    draws = [as_places(case, [layer[n] for layer in drawn]) for n in range(DRAWS)]
-    assert len(set(map(tuple, draws))) == DRAWS
+    draws = [as_places(case, [layer[n] for layer in drawn]) for n in range(trust.DRAWS)]
+    assert len(set(map(tuple, draws))) == trust.DRAWS
     for row, others in zip(table.itertuples(), (False, True), strict=True):
         assert row.logit == pytest.approx(by_hand(case, chosen, others), abs=1e-9)
         assert row.largest == pytest.approx(by_hand(case, largest, others), abs=1e-9)
         targets = sorted(by_hand(case, one, others) for one in draws)
-        assert row.random_mean == pytest.approx(sum(targets) / DRAWS, abs=1e-9)
+        assert row.random_mean == pytest.approx(sum(targets) / trust.DRAWS, abs=1e-9)
         for at, share in ((row.random_q025, 0.025), (row.random_q975, 0.975)):
-            below = int(share * (DRAWS - 1))
-            part = share * (DRAWS - 1) - below
+            below = int(share * (trust.DRAWS - 1))
+            part = share * (trust.DRAWS - 1) - below
             end = (1 - part) * targets[below] + part * targets[below + 1]
             assert at == pytest.approx(end, abs=1e-9)
-    other = alone_and_gone(case, inside, 0, seed=3)["largest"].tolist()
+    other = trust.alone_and_gone(case, inside, 0, seed=3)["largest"].tolist()
     assert other == pytest.approx(table["largest"].tolist(), abs=1e-9)
 
 
 def test_k_codes_at_any_token_by_attribution_and_by_size():
     case = explained("crate-lm")
-    row = sufficiency(case, seed=0).set_index("k").loc[3]
+    row = trust.sufficiency(case, seed=0).set_index("k").loc[3]
     sizes = {"logit": [case.attribution(n) for n in range(len(case.codes))], "largest": case.codes}
     for column, each in sizes.items():
         best = [np.argsort(-own.abs().flatten().numpy())[:3] for own in each]

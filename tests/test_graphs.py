@@ -8,14 +8,7 @@ from hypothesis import strategies as st
 import crate_interp as ci
 from conftest import make, make_lm
 from crate_hooks import full_name
-from crate_interp.circuits.graphs.derivatives import (
-    CODE,
-    PRE,
-    CutPass,
-    embedding_point,
-    through_heads,
-    values,
-)
+from crate_interp.circuits.graphs import derivatives
 from crate_interp.circuits.graphs.question import ask_answer
 from crate_interp.circuits.graphs.selection import among, edge_table, influences, prune, select
 from selection import few
@@ -42,8 +35,8 @@ def network(name, **over):
 def explained(name, freeze=(), **over):
     model, sample = network(name, **over)
     question = ask_answer(model, model(sample), None, None)
-    found = values(model, sample, question, freeze)
-    return model, sample, question, found, CutPass(found)
+    found = derivatives.values(model, sample, question, freeze)
+    return model, sample, question, found, derivatives.CutPass(found)
 
 
 def active(found, layer):
@@ -71,7 +64,7 @@ def test_edges_of_a_crate_are_those_of_its_matrices():
     width, heads = found.codes[layer].shape[1], model.cfg.n_heads
     sources = active(found, layer - 1)[::17]
     places = torch.stack([sources // width, sources % width], dim=1)
-    change = through_heads(found, layer, places)
+    change = derivatives.through_heads(found, layer, places)
     for node, row in zip(nodes.tolist(), effects[layer - 1], strict=True):
         q, i = divmod(node, width)
         after = linear_norm(block.ln2, scales[1][q]) @ step
@@ -109,13 +102,15 @@ def test_edges_are_finite_differences_with_other_codes_held(name):
             return (found.codes[own] + (change if own == layer else 0))[None]
 
         hooks = [
-            (full_name(CODE, n), lambda code, hook, own=n: held(code, hook, own))
+            (full_name(derivatives.CODE, n), lambda code, hook, own=n: held(code, hook, own))
             for n in range(LAYERS)
         ]
         if layer < 0:  # the scale of the first norm is held
-            hooks.append((embedding_point(model), lambda value, hook: value + change))
+            hooks.append((derivatives.embedding_point(model), lambda value, hook: value + change))
             hooks.append((first, lambda value, hook: scale))
-        hooks.append((full_name(PRE, top), lambda value, hook: kept.append(value[0].flatten())))
+        hooks.append(
+            (full_name(derivatives.PRE, top), lambda value, hook: kept.append(value[0].flatten()))
+        )
         model.run_with_hooks(sample, fwd_hooks=hooks)
         return kept[0][nodes]
 

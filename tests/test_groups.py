@@ -124,10 +124,8 @@ def test_intervals_of_a_sweep_are_over_texts(lm):
         # taken as independent, the windows would give at most two thirds of it
         assert 2 * 1.96 * own.std() / len(own) ** 0.5 < 0.67 * 2 * half
     short = ci.sweep(lm, TEXT, limit=90, controls=0, probes=["sparsity", "attention"], **QUIET)
-    assert (
-        np.isnan(short.mean_ends(short.layers())).all()
-        and np.isnan(short.mean_ends(short.heads())).all()
-    )
+    assert np.isnan(short.mean_ends(short.layers())).all()
+    assert np.isnan(short.mean_ends(short.heads())).all()
     assert short.caution() and not short.caution().startswith("Intervals")
 
 

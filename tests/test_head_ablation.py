@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 
 import crate_interp as ci
-from answering import ready
 from conftest import CLASSES, HEADS, LAYERS, leftover_hooks, make, make_lm, refuses
 from crate_hooks import edit
 from crate_interp.circuits import Circuit, Edge, evaluate, head_scores, repeat_targets
@@ -17,6 +16,7 @@ from crate_interp.data import open_data
 from crate_interp.questions.edited_runs import may_share
 from crate_interp.stats.bootstrap import studentised
 from crate_interp.stats.intervals import max_t
+from neighbours import ready
 
 N = 7
 QUIET = dict(batch_size=3, progress=False)

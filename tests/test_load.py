@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import crate_interp as ci
 from conftest import D_HEAD, D_MODEL, HEADS, IMAGE, fails, make, same_model
-from reference import _ista, _mssa, forward, published_layout
+from forward_reference import _ista, _mssa, forward, published_layout
 
 GIVEN = dict(n_heads=HEADS, image_size=IMAGE["image_size"])
 
@@ -44,11 +44,9 @@ def test_a_module_and_inference(images):
     model = make(image_size=12, patch_size=4)
     loaded = ci.load(Theirs(), n_heads=HEADS)  # square: sizes come from the tensors
     same_model(loaded, model)
-    assert (
-        loaded.cfg.d_head == D_HEAD
-        and loaded.cfg.n_classes == 11
-        and loaded.cfg.image_size == (12, 12)
-    )
+    assert loaded.cfg.d_head == D_HEAD
+    assert loaded.cfg.n_classes == 11
+    assert loaded.cfg.image_size == (12, 12)
 
 
 def test_the_demo_head(tmp_path, images):
@@ -139,10 +137,8 @@ def test_the_ablation_with_crates_own_step(images):
     """
     model = make("crate-alpha", sparse_step="ista", ln_eps=1e-5)
     weights = published_layout(model)
-    assert (
-        weights["transformer.layers.0.1.fn.D"].shape == (D_MODEL, D_MODEL)
-        and "transformer.layers.0.1.fn.D1" not in weights
-    )
+    assert weights["transformer.layers.0.1.fn.D"].shape == (D_MODEL, D_MODEL)
+    assert "transformer.layers.0.1.fn.D1" not in weights
     loaded = ci.load(weights, **given(model))
     same_model(loaded, model)
     assert not loaded.cfg.residual

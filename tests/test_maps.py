@@ -1,4 +1,4 @@
-"""Maps read from a cache, pictures of them, and the pages of attention and activations."""
+"""Maps read from a cache, their pictures and figures, and pages of attention and activations."""
 
 import base64
 import io
@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy import stats
 
 import crate_interp as ci
 from browser import driven, looked_over  # noqa: F401
 from browser import opened as shown_in
-from conftest import BATCH, HEADS, LAYERS, make
+from conftest import BATCH, HEADS, LAYERS, make, refuses
 
 GRID = (3, 4)
 
@@ -39,18 +40,15 @@ def test_attention_is_the_models_own_pattern(cache):
         without, pattern[:, :, 0, 1:] / pattern[:, :, 0, 1:].sum(-1, keepdim=True), atol=1e-6
     )
     unscaled = ci.maps.attention(cache, 1, scaled=False, cls_key=False).flatten(2)
-    assert (
-        torch.equal(unscaled.argsort(dim=-1), without.argsort(dim=-1))
-        and (unscaled.amax(-1) >= without.amax(-1)).all()
-    )
+    assert torch.equal(unscaled.argsort(dim=-1), without.argsort(dim=-1))
+    assert (unscaled.amax(-1) >= without.amax(-1)).all()
 
 
 def test_codes_components_and_rollout(cache):
     post = cache["post", 2]
     maps = ci.maps.codes(cache, 2, [5, 0])
-    assert torch.equal(maps[1, 0].flatten(), post[1, 1:, 5]) and torch.equal(
-        maps[0, 1].flatten(), post[0, 1:, 0]
-    )
+    assert torch.equal(maps[1, 0].flatten(), post[1, 1:, 5])
+    assert torch.equal(maps[0, 1].flatten(), post[0, 1:, 0])
     parts = ci.maps.components(cache, 0, 2)
     keys = cache["blocks.0.attn.hook_k"].flatten(2)[:, 1:]
     assert torch.equal(parts, ci.measures.pca_map(keys, GRID, 2))
@@ -87,11 +85,9 @@ def test_the_page_of_heads(cache, images, tmp_path):
     page = ci.viz.head_grid(cache, images, layers=[0, -1])
     html = page.save(tmp_path / "new" / "heads.html").read_text()
     assert "<script" not in html and "http" not in html.replace("http-equiv", "")
-    assert (
-        html.count('type="radio"') == 2
-        and html.count("checked>") == 1
-        and html.count('tabindex="0"') == 2 * BATCH * (HEADS + 1)
-    )
+    assert html.count('type="radio"') == 2
+    assert html.count("checked>") == 1
+    assert html.count('tabindex="0"') == 2 * BATCH * (HEADS + 1)
     drawn = tiles(html)
     assert len(drawn) == 2 * BATCH * HEADS
     maps = ci.maps.attention(cache, LAYERS - 1)
@@ -102,7 +98,7 @@ def test_the_page_of_heads(cache, images, tmp_path):
     assert page._repr_html_().startswith("<iframe srcdoc=") and "kB" in repr(page)
 
 
-def test_the_page_of_twelve_heads_of_197_tokens_is_small():
+def test_the_pages_of_twelve_heads_of_197_tokens_are_under_a_megabyte():
     torch.manual_seed(0)
     size = dict(d_model=24, n_layers=12, n_heads=12, image_size=224, patch_size=16, n_classes=3)
     model = ci.HookedCrate(
@@ -113,7 +109,8 @@ def test_the_page_of_twelve_heads_of_197_tokens_is_small():
         _, cache = model.run_with_cache(
             images, names_filter=ci.hooks.every_layer(model, ci.hooks.PATTERN)
         )
-    assert len(ci.viz.head_grid(cache, images).html()) < 1_000_000
+    for page in (ci.viz.head_grid(cache, images), ci.viz.attention(cache, 0)):
+        assert len(page.html()) < 1_000_000
 
 
 TEXT = "In the beginning was the Word"
@@ -183,17 +180,6 @@ def test_activations_are_a_grid_of_patches_or_tokens(cache):
     )
 
 
-def test_twelve_heads_of_197_tokens_are_under_a_megabyte():
-    torch.manual_seed(0)
-    size = dict(d_model=24, n_layers=1, n_heads=12, image_size=224, patch_size=16, n_classes=3)
-    model = ci.HookedCrate(ci.CrateConfig(family="crate", **size)).eval()
-    with torch.no_grad():
-        _, cache = model.run_with_cache(
-            torch.randn(1, 3, 224, 224), names_filter="blocks.0.attn.hook_pattern"
-        )
-    assert len(ci.viz.attention(cache, 0).html()) < 1_000_000
-
-
 @pytest.fixture(scope="module")
 def views():
     """The page of attention of an image and of a text, and the pattern that it shows."""
@@ -250,3 +236,88 @@ def test_a_matrix_is_seen_whole_in_a_notebook(driven, views, tmp_path):  # noqa:
             assert frame.locator(pressed).count() == 1
             assert frame.locator("#heads button").count() == len(pattern)
             assert not shown.asked and not shown.wrong, name
+
+
+@pytest.fixture(scope="module", params=["crate", "crate-alpha"])
+def model(request):
+    return make(request.param)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return torch.randn(5, 3, 6, 20, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture(scope="module")
+def result(model, data):
+    return ci.sweep(model, data, progress=False)
+
+
+@pytest.fixture(scope="module")
+def twins(data):
+    return [ci.sweep(make(seed=seed), data, progress=False) for seed in (5, 6)]
+
+
+def lines(figure):
+    """The lines of a figure but for the dotted one of chance."""
+    every = figure.axes[0].get_lines()
+    return [line for line in every if len(line.get_xdata()) and line.get_linestyle() != ":"]
+
+
+def test_a_statistic_per_sample(result, twins):
+    figure = ci.viz.layers(result, "compression.rate_pre", twins)
+    mean, dashed = lines(figure)
+    rows = result.layers().query("statistic == 'rate_pre'")
+    np.testing.assert_allclose(mean.get_ydata(), rows["mean"])
+    assert list(mean.get_xdata()) == list(range(LAYERS + 1))
+    expected = np.mean([t.layers().query("statistic == 'rate_pre'")["mean"] for t in twins], axis=0)
+    np.testing.assert_allclose(dashed.get_ydata(), expected)
+    assert dashed.get_linestyle() == "--"
+
+
+def bands(axes):
+    """Lower and upper ends of each band that is drawn, from its outline."""
+    found = []
+    for band in axes.collections:
+        if len(band.get_paths()) and len(points := band.get_paths()[0].vertices) > 2:
+            places = sorted(set(points[:, 0]))
+            ends = [[points[points[:, 0] == x, 1].min() for x in places]]
+            found.append([*ends, [points[points[:, 0] == x, 1].max() for x in places]])
+    return found
+
+
+def test_the_band_of_every_line_is_the_interval_of_its_mean(model, data):
+    """Against SciPy's own interval, sample by sample."""
+    results = [ci.sweep(model, part, progress=False) for part in (data, data[:3], data[1:])]
+    figure = ci.viz.layers(results, "sparsity.zero_fraction", labels=["a", "b", "c"])
+    drawn = bands(figure.axes[0])
+    assert len(drawn) == 3
+    for result, (low, high) in zip(results, drawn, strict=True):
+        table = result.samples().dropna()
+        for layer, own in table.groupby("layer")["sparsity.zero_fraction"]:
+            wanted = stats.t.interval(0.95, len(own) - 1, own.mean(), stats.sem(own))
+            assert (low[layer], high[layer]) == pytest.approx(wanted, rel=1e-6)
+    alone = bands(ci.viz.layers(results[0], "sparsity.zero_fraction").axes[0])
+    np.testing.assert_allclose(alone, drawn[:1])
+    words = [text.get_text() for text in figure.legends[0].get_texts()]
+    drawn = ["a", "b", "c", "95 % interval of the mean, n = 3 to 5 images", "a ReLU of noise"]
+    assert words == drawn
+
+
+def test_attention_on_image(model, images):
+    _, cache = model.run_with_cache(images)
+    figure = ci.viz.attention_on_image(cache, -1, images)
+    assert len(figure.axes) == BATCH * (HEADS + 1)
+    panel = figure.axes[(HEADS + 1) + 1 + 3]  # second image, fourth head
+    (shown,) = panel.get_images()  # the map alone: a bright picture below it would look attended
+    (picture,) = figure.axes[HEADS + 1].get_images()
+    expected = cache["pattern", LAYERS - 1][1, 3, 0, 1:].reshape(3, 4)
+    np.testing.assert_allclose(shown.get_array(), expected)
+    assert shown.get_extent() == [0, 20, 6, 0] and shown.get_alpha() is None
+    assert np.asarray(picture.get_array()).shape == (6, 20, 3)
+    itself = cache["pattern", LAYERS - 1][1, 3, 0, 0]
+    assert f"max {expected.max():.2g}\nCLS {itself:.2g}" == panel.get_xlabel()
+    refuses("does not belong to images", lambda: ci.viz.attention_on_image(cache, 0, images[:1]))
+    _, cache = model.run_with_cache(images, names_filter="hook_embed")
+    with pytest.raises(KeyError, match="the cache lacks 'blocks.0.attn.hook_pattern'"):
+        ci.viz.attention_on_image(cache, 0, images)

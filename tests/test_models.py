@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from conftest import BATCH, CLASSES, D_HEAD, D_MODEL, HEADS, LMS, leftover_hooks, make, make_lm
 from crate_interp.models.layers.embed import interpolate_positions
 from reference import forward, published_layout
-from test_whitebox_family import MEMBERS, member
+from test_family_fixtures import MEMBERS, member
 
 
 def plain(model, images):

@@ -17,7 +17,7 @@ from torch.func import vmap
 import crate_interp as ci
 from conftest import make, make_lm
 from crate_interp.models.weights import model_digest
-from neighbours import LMS, VISION, ids, make_clip, make_mae, pictures
+from neighbours import LMS, VARIANTS, ids, make_clip, make_mae, pictures
 from selection import few
 
 TRACED = Path(__file__).parent / "traced.py"
@@ -45,7 +45,7 @@ def test_vmap_over_a_language_model(family):
 
 @pytest.mark.slow
 def test_every_family_is_exported():
-    for over in VISION:
+    for over in VARIANTS:
         model = make(**over)
         program = exported(model, (pictures(3),), ({0: ANY},))
         assert torch.equal(program(pictures(5)), model(pictures(5)))

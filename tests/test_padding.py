@@ -9,16 +9,15 @@ import crate_interp as ci
 from conftest import FIXTURES, LMS, make_lm, refuses
 from crate_interp.circuits import logit_lens
 from crate_interp.models.layers.context import padded
-from selection import few
+from selection import few, few_of
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in LMS[1:3]]
 VOCAB, N_CTX = 47, 13
 LENGTHS = (6, 2, 4)
 # a row alone and in a batch go through other shapes of the same products
 CLOSE = dict(atol=1e-6, rtol=1e-6)
 
 
-@pytest.fixture(params=["crate-lm", "nanochat-crate", *SLOW])
+@pytest.fixture(params=few_of([*LMS, "tost-lm"], ["crate-lm", "nanochat-crate", "tost-lm"]))
 def lm(request):
     return make_lm(request.param).double()
 
@@ -121,9 +120,8 @@ def test_what_hugging_face_gives_and_takes(lm):
     labels[0, 3] = -100
     with torch.no_grad():
         out = lm(input_ids=tokens, attention_mask=real, labels=labels)
-        assert isinstance(out, CausalLMOutput) and torch.equal(
-            out.logits, lm(tokens, attention_mask=real)
-        )
+        assert isinstance(out, CausalLMOutput)
+        assert torch.equal(out.logits, lm(tokens, attention_mask=real))
         wanted = F.cross_entropy(out.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         # transformers counts what is predicted from the last of the padding too
         first = [(row, int(real[row].long().argmax())) for row in range(3)]

@@ -103,6 +103,10 @@ class Call:
         return self.call
 
 
+def touching(path):
+    return Call(os.system, f"touch {path}")
+
+
 class Stranger:
     """A class that torch does not know."""
 
@@ -127,13 +131,13 @@ RAW = {
     "state for a class": NAMESPACE + b"}" + text("update") + b"Nsb.",
 }  # fmt: skip
 CALLS = {
-    "os.system": lambda ran: Call(os.system, f"touch {ran}"),
+    "os.system": lambda ran: touching(ran),
     "eval": lambda ran: Call(eval, f"__import__('os').mkdir({str(ran)!r})"),
     "exec": lambda ran: Call(exec, f"__import__('os').mkdir({str(ran)!r})"),
     "open": lambda ran: Call(open, str(ran), "w"),
     "import": lambda ran: Call(__import__, "antigravity"),
     "torch.load": lambda ran: Call(torch.load, str(ran)),
-    "pickle.loads": lambda ran: Call(pickle.loads, pickle.dumps(Call(os.system, f"touch {ran}"))),
+    "pickle.loads": lambda ran: Call(pickle.loads, pickle.dumps(touching(ran))),
     "a stranger's class": lambda ran: Stranger(),
     "a factory": lambda ran: Call(collections.defaultdict, os.getcwd),
 }
@@ -207,13 +211,13 @@ def test_the_payloads_would_work(tmp_path):
 def test_archives_with_code(tmp_path):
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "w.pth")
     fails("is a TorchScript archive", tmp_path / "w.pth")
-    (tmp_path / "pickle").write_bytes(pickle.dumps(Call(os.system, f"touch {tmp_path / 'ran'}")))
+    (tmp_path / "pickle").write_bytes(pickle.dumps(touching(tmp_path / "ran")))
     with tarfile.open(tmp_path / "w.tar", "w") as archive:  # as torch before 0.1.10 wrote them
         for name in ("pickle", "storages", "tensors", "../../escaped"):
             archive.add(tmp_path / "pickle", name)
     fails("is not a readable checkpoint", tmp_path / "w.tar")
     touched = tmp_path / "ran"
-    array = np.array([Call(os.system, f"touch {touched}")], dtype=object)
+    array = np.array([touching(touched)], dtype=object)
     np.savez(tmp_path / "a.npz", **{"params/cls": array})
     fails("is not a readable checkpoint", tmp_path / "a.npz")
     assert not touched.exists() and not (tmp_path.parent.parent / "escaped").exists()
@@ -314,16 +318,6 @@ def test_a_pickle_gives_the_ids_of_tiktoken(tokens, order, words):
         assert read.encode(word) == [ranks[token] for token in tokens_of(word.encode(), ranks)]
 
 
-class Touch:
-    """Unpickling it runs a shell command that makes a file."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.system, (f"touch {self.path}",)
-
-
 def chat(folder, **files):
     copied = shutil.copytree(CHAT, folder / "chat", dirs_exist_ok=True)
     for name, content in files.items():
@@ -339,12 +333,12 @@ def test_pickles_that_run_code(tmp_path):
     ran = tmp_path / "ran"
     asked = "asks for posix.system, but only tiktoken.core.Encoding is admitted; nothing was run"
     for protocol in range(6):
-        content = pickle.dumps(Touch(ran), protocol=protocol)
+        content = pickle.dumps(touching(ran), protocol=protocol)
         refused(asked, chat(tmp_path, tokenizer__pkl=content))
-    hidden = packed(bytes_and() | {Touch(ran): 256})
+    hidden = packed(bytes_and() | {touching(ran): 256})
     refused(asked, chat(tmp_path, tokenizer__pkl=hidden))
     encoding = b"\x8c\x0dtiktoken.core\x8c\x08Encoding\x93"
-    call = pickle.dumps(Touch(ran), protocol=4)[2:-1]
+    call = pickle.dumps(touching(ran), protocol=4)[2:-1]
     for body in (
         encoding + b"\x8c\x04evil\x85R",  # a call of the admitted class
         encoding + b"}\x8c\x0c__setstate__Nsb",  # state for the class itself

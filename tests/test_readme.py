@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import crate_interp as ci
+from command import run
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -36,9 +37,8 @@ def test_the_code_runs(tmp_path, monkeypatch, capsys):
 def test_commands_and_pictures_exist():
     makefile = (ROOT / "Makefile").read_text()
     for target in ("report", "test"):
-        assert f"make {target}" in README and re.search(
-            rf"^{target}:", makefile, flags=re.MULTILINE
-        )
+        assert f"make {target}" in README
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
     for picture in re.findall(r"\]\(([^)]*\.png)\)", README):
         assert (ROOT / picture).stat().st_size > 10_000
     for link in re.findall(r"\]\((?!http)([^)#]+)[^)]*\)", README):
@@ -83,11 +83,15 @@ NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w.]*\d)")
         for row in rows_of_the_tables()
     ],
 )
-def test_a_command_prints_the_numbers_of_its_row(command, found, beside, tmp_path):
+def test_a_command_prints_the_numbers_of_its_row(command, found, beside, tmp_path, monkeypatch):
     words = recipe(command)
     words += ["--quiet"] * ("--data" in words)
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    monkeypatch.chdir(tmp_path)
+    if words[1:3] == ["-m", "crate_interp"]:  # in this process, which saves the start of another
+        done = run(*words[3:])
+    else:
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(words, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     printed = NUMBER.findall(done.stdout.replace("+", ""))
     for number in NUMBER.findall(f"{found} {beside}"):

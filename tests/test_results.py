@@ -21,6 +21,7 @@ from crate_interp.results.result_files import OF_A_RUN, digest_of_result
 from folders import two_sweeps
 from golden.cases import SMALL
 from golden.subjects import subject
+from selection import few
 
 N, CUT, BATCH = 11, 6, 3  # the cut lies between two batches, so that both ways see the same ones
 QUIET = dict(batch_size=BATCH, progress=False)
@@ -53,9 +54,7 @@ def survives(result, folder):
     assert result.meta["format"] == 1 and result.meta["result"] == result.KIND
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW)) for kind in MERGED]
-)
+@pytest.mark.parametrize("kind", few(MERGED, 3))
 def test_two_halves_merge_into_the_whole(vision, kind, tmp_path):
     model, data = vision
     measure = partial(attrgetter(kind)(ci), **SMALL[kind], **QUIET)

@@ -21,6 +21,7 @@ from crate_interp.questions.asking import Experiment
 from crate_interp.questions.code_digest import parts_of
 from golden.cases import SMALL
 from golden.subjects import subject
+from selection import few_of
 
 
 def _in_globals(value, source="def measure(x):\n    return x * factor\n"):
@@ -267,12 +268,10 @@ def test_every_circuit_is_in_the_table():
     assert functions <= {name.removeprefix("circuits.") for name in MEASURED}
 
 
-EACH = [
-    pytest.param(verb, marks=[pytest.mark.slow] * (verb == "audit")) for verb in (*NOTED, *MEASURED)
-]
+EACH = [*NOTED, *MEASURED]
 
 
-@pytest.mark.parametrize("verb", EACH)
+@pytest.mark.parametrize("verb", few_of(EACH, {*EACH} - {"audit"}))
 def test_modes_of_torch_change_no_number_without_a_word(verb):
     if verb == "steer":
         STATE.graph = GRAPH()

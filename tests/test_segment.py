@@ -232,10 +232,8 @@ def test_scores_of_every_head_are_kept_and_saved(tmp_path):
         result.layers(),
     ):  # sample 1 is followed by the one without an object
         assert (means["n"] == 4 - means["statistic"].str.contains("_other")).all()
-    assert (
-        result.layers()["mean"].notna().all()
-        and ci.sweep(model(), dataset(3), progress=False).head_samples().empty
-    )
+    assert result.layers()["mean"].notna().all()
+    assert ci.sweep(model(), dataset(3), progress=False).head_samples().empty
 
 
 QUIET: dict = {"progress": False}

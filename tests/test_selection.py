@@ -19,7 +19,7 @@ from shape_checks import checked
 
 NAME = Path(__file__).name
 
-IDS = [f"tests/test_notebooks.py::test_it_runs[{number:02}]" for number in range(997)]
+IDS = [f"tests/test_demos.py::test_it_runs[{number:02}]" for number in range(997)]
 
 
 @pytest.fixture(autouse=True)

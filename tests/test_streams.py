@@ -1,4 +1,10 @@
-"""Data without a length, and texts that fill no window."""
+"""Data without a length, texts that fill no window, and samples decoded ahead by processes."""
+
+import gc
+import multiprocessing
+import os
+import signal
+import time
 
 import datasets
 import numpy as np
@@ -9,8 +15,9 @@ import crate_interp as ci
 from conftest import PLAIN, make, make_lm
 from crate_interp.core.run_options import RunOptions
 from crate_interp.data import open_data, open_text
-from crate_interp.questions.batches import samples_of
+from crate_interp.questions.batches import Chunk, samples_of
 from gathered import CHUNKS, COUNT, pictures, same, table
+from selection import few
 from texts import Words
 
 MORE = "give limit=n, which keeps the first n samples in memory, or data with a length"
@@ -31,17 +38,10 @@ def wanted(model, data):
     return ci.sweep(model, data, **CHUNKS)
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        "torch",
-        "steps",
-        *(
-            pytest.param(form, marks=pytest.mark.slow)
-            for form in ("plain", "sharded", "numpy", "parquet")
-        ),
-    ],
-)
+FORMS = ("torch", "steps", "plain", "sharded", "numpy", "parquet")
+
+
+@pytest.mark.parametrize("form", few(FORMS, 2))
 def test_a_stream_is_measured_as_its_table_is(model, data, wanted, form, tmp_path):
     stream = data.to_iterable_dataset(num_shards=5 if form == "sharded" else 1)
     if form in ("torch", "numpy"):
@@ -110,13 +110,8 @@ def texts():
     return [" ".join(map(str, drawn[start:stop])) for start, stop in parts]
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        "nanochat-crate",  # a token of its own begins each window
-        pytest.param("crate-lm", marks=pytest.mark.slow),
-    ],
-)
+# the first with a token of its own at the beginning of each window
+@pytest.mark.parametrize("family", few(["nanochat-crate", "crate-lm"]))
 def test_windows_of_a_stream_of_texts(family, texts):
     lm = make_lm(family)
     lm.tokenizer = Words()
@@ -175,9 +170,7 @@ def test_a_short_text_has_the_numbers_of_its_cache(family):
         assert np.array_equal(swept.heads()["mean"], probed.heads()["mean"], equal_nan=True)
 
 
-@pytest.mark.parametrize(
-    "family", [FAMILIES[0], *(pytest.param(one, marks=pytest.mark.slow) for one in FAMILIES[1:])]
-)
+@pytest.mark.parametrize("family", few(FAMILIES))
 @pytest.mark.parametrize("texts", [RAGGED, EQUAL], ids=["ragged", "equal"])
 def test_each_short_text_of_a_list_is_a_sample(family, texts, tmp_path):
     lm = reader(family)
@@ -221,3 +214,53 @@ def test_heads_are_ablated_in_short_texts_as_by_hand(how, tmp_path):
         assert row["ablated"] == pytest.approx(loss.item(), rel=1e-5)
         base = result.table("base").set_index("sample")["base"][row["sample"]]
         assert base == pytest.approx(lm(tokens, return_type="loss").item(), rel=1e-5)
+
+
+class Calls:
+    n = 0
+
+
+def children():
+    """The processes of this one that still run; those that end get a moment."""
+    gc.collect()
+    for _ in range(200):
+        if not multiprocessing.active_children():
+            break
+        time.sleep(0.05)
+    return multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("workers", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_workers_do_not_change_a_bit(model, wanted, workers):
+    random = torch.get_rng_state()
+    same(ci.sweep(model, table(), workers=workers, **CHUNKS), wanted)
+    assert torch.equal(random, torch.get_rng_state())
+    assert children() == []
+
+
+@pytest.mark.parametrize("how", ["killed", pytest.param("interrupted", marks=pytest.mark.slow)])
+def test_what_is_done_stays(model, wanted, how, tmp_path, monkeypatch):
+    calls, measure = Calls(), Chunk.measure
+
+    def stopped(*given):  # a forward would be a setting of the run
+        calls.n += 1
+        if calls.n == 5:
+            (one, *_) = multiprocessing.active_children()
+            if how == "interrupted":
+                raise KeyboardInterrupt
+            assert one.pid is not None
+            os.kill(one.pid, signal.SIGKILL)
+            # a signal tells of it, as an error in whatever runs then: here, and not in a library
+            # that makes a warning of it
+            time.sleep(60)
+        measure(*given)
+
+    monkeypatch.setattr(Chunk, "measure", stopped)
+    with pytest.raises(RuntimeError if how == "killed" else KeyboardInterrupt) as error:
+        ci.sweep(model, table(), workers=2, out=tmp_path, **CHUNKS)
+    if how == "killed":
+        assert "DataLoader worker" in str(error.value)
+    del error
+    assert children() == []
+    assert (tmp_path / "chunks" / "sweep-000000.parquet").is_file()
+    same(ci.sweep(model, table(), workers=2, out=tmp_path, **CHUNKS), wanted)

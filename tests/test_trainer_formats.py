@@ -265,9 +265,8 @@ def test_labels_and_pixel_values_give_a_loss():
     model, images = make(), pictures(3)
     logits = model(images)
     out = model(pixel_values=images, labels=LABELS)
-    assert torch.equal(out.logits, logits) and torch.equal(
-        out.loss, F.cross_entropy(logits, LABELS)
-    )
+    assert torch.equal(out.logits, logits)
+    assert torch.equal(out.loss, F.cross_entropy(logits, LABELS))
     assert torch.equal(model(images, labels=LABELS).loss, out.loss)
     alone = model(pixel_values=images)
     assert alone.loss is None and torch.equal(alone.logits, logits)

@@ -12,12 +12,11 @@ from typing_extensions import get_protocol_members
 
 import transformerlens_sdist as sdist
 import transformerlens_suite as suite
-from bridged import make_mae
 from conftest import BATCH, CLASSES, HEADS, make, make_lm, refuses
 from crate_interp.models.hook_aliases import RefusedError
 from foreign import pair
-from neighbours import make_clip
-from test_whitebox_family import member
+from neighbours import make_clip, make_mae
+from test_family_fixtures import member
 
 CLS = [3, 7]  # a class for each image
 

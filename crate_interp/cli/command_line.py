@@ -14,11 +14,13 @@ from typing import Annotated, Any
 
 import typer
 from typer import Option
+from typer.core import TyperCommand
 
 import crate_interp as ci
 from crate_interp.cli.commands import COMMANDS, Command
 from crate_interp.cli.request import (
     CHUNKED,
+    GROUPS,
     LOADING,
     POSITIONAL,
     SESSION,
@@ -85,6 +87,22 @@ def command_function(name: str, command: Command) -> Callable[..., None]:
     return run
 
 
+class GroupedHelp(TyperCommand):
+    """A command whose help has a section for each of GROUPS, after its own options."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Writes the sections of the help."""
+        sections: dict[str, list[Any]] = {title: [] for title in ("Arguments", "Options", *GROUPS)}
+        for item in self.get_params(ctx):
+            title = "Arguments" if item.param_type_name == "argument" else "Options"
+            title = next((group for group, names in GROUPS.items() if item.name in names), title)
+            sections[title] += filter(None, [item.get_help_record(ctx)])
+        for title, rows in sections.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
 def example(name: str) -> str:
     """Returns a command line that can be typed as it is."""
     command = COMMANDS[name]
@@ -112,7 +130,7 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_mar
 app.callback(epilog=EXIT_CODES)(root)
 _functions = {name: command_function(name, command) for name, command in COMMANDS.items()}
 for name, function in _functions.items():
-    app.command(epilog=example(name))(function)
+    app.command(cls=GroupedHelp, epilog=example(name))(function)
 
 # parameters of Python that an error may name, such as limit=0, and that are options
 _NAMES = {item for each in _functions.values() for item in each.__annotations__}

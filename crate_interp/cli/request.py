@@ -122,6 +122,12 @@ MEASURING = (*LOOKING, "verbose", "dry_run")
 ONE_INPUT = (*LOOKING, "text", "image")
 CHUNKED = ("address", "restart", "format")
 SESSION = ("quiet", "debug")
+GROUPS = {  # sections of the help -> their options
+    "The model": (*LOADING[1:], "device", "dtype", "threads", "precision"),
+    "The samples": ("batch_size", "limit", "workers", "skip_bad", "groups"),
+    "Runs in pieces": ("chunk_size", "shard", "engine", "address", "tag", "restart", "dry_run"),
+    "What is printed": ("verbose", "format", *SESSION, "help"),
+}
 FORMATS = ("csv", "markdown")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 _MODEL = "A name of `crate-interp models`, NAME@step-N, a weight file or a saved folder."

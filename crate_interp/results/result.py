@@ -17,8 +17,7 @@ from crate_interp.results import result_files, sample_ranges
 from crate_interp.results.sample_ranges import GroupedSamples
 from crate_interp.stats.contrasts import FEWEST
 
-# from this many samples on, intervals have the coverage that tests/benchmarks/bench_coverage.py
-# prints
+# from this many samples on, intervals have the coverage that tests/test_coverage.py asks for
 ENOUGH = 32
 ENOUGH_GROUPS = 20  # the same for groups
 # Entries of meta that may differ between results that merge: they describe the run, not the

@@ -11,7 +11,7 @@ import foreign
 import segments
 from conftest import make, make_lm
 from neighbours import make_clip, make_mae
-from test_whitebox_family import MEMBERS, member
+from test_family_fixtures import MEMBERS, member
 
 EMBEDDED = {
     "fashion": ("crate-tiny-fashion", "fashion"),

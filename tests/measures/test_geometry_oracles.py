@@ -8,31 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import crate_interp as ci
-from crate_interp.measures import attention_entropy, hoyer, projection_energy, subspace_overlap
-from crate_interp.measures.attention import (
-    causal_uniform_entropy,
-    mass_cover,
-    official_attention_entropy,
-)
-from crate_interp.measures.gradients import paper_posterior_mean, posterior_mean
-from crate_interp.measures.sparsity import (
-    firing_rate,
-    gini,
-    l0_norm,
-    l1_l2_ratio,
-    mean_magnitude,
-    support_for_energy,
-)
-from crate_interp.measures.spectra import effective_rank, stable_rank
-from crate_interp.measures.subspaces import (
-    column_cosines,
-    condition_number,
-    incoherence,
-    membership_entropy,
-    mutual_coherence,
-    principal_angles,
-    subspace_snr,
-)
+import crate_interp.measures as m
 from tensors import close, complete, draw, orthonormal
 
 seeds = st.integers(0, 2**31)
@@ -59,12 +35,12 @@ def test_one_entry_equal_entries_and_none():
         torch.zeros(1, n).double(),
     )
     for measure, of_one, of_equal, of_none in (
-        (hoyer, 1.0, 0.0, 1.0),
-        (gini, 1 - 1 / n, 0.0, 1 - 1 / n),
-        (l0_norm, 1.0, float(n), 0.0),
-        (mean_magnitude, 3 / n, 2.0, 0.0),
-        (l1_l2_ratio, 1.0, math.sqrt(n), 0.0),
-        (support_for_energy, 1.0, 10.0, 0.0),  # nine of eleven equal squares hold 82 %, ten 91 %
+        (m.hoyer, 1.0, 0.0, 1.0),
+        (m.gini, 1 - 1 / n, 0.0, 1 - 1 / n),
+        (m.l0_norm, 1.0, float(n), 0.0),
+        (m.mean_magnitude, 3 / n, 2.0, 0.0),
+        (m.l1_l2_ratio, 1.0, math.sqrt(n), 0.0),
+        (m.support_for_energy, 1.0, 10.0, 0.0),  # nine of eleven equal squares hold 82 %, ten 91 %
     ):
         for z, wanted in ((one, of_one), (equal, of_equal), (none, of_none)):
             close(measure(z).double(), wanted, 1e-12)
@@ -72,20 +48,20 @@ def test_one_entry_equal_entries_and_none():
 
 def test_sparsity_by_hand():
     z = torch.tensor([[0.0, -1.0, 2.0, 3.0]], dtype=torch.float64)
-    close(gini(z), (-3 * 0 - 1 * 1 + 1 * 2 + 3 * 3) / (4 * 6), 1e-14)
-    close(mean_magnitude(z), 1.5, 1e-14)
-    close(l1_l2_ratio(z), 6 / math.sqrt(14), 1e-14)
+    close(m.gini(z), (-3 * 0 - 1 * 1 + 1 * 2 + 3 * 3) / (4 * 6), 1e-14)
+    close(m.mean_magnitude(z), 1.5, 1e-14)
+    close(m.l1_l2_ratio(z), 6 / math.sqrt(14), 1e-14)
     # 9, 13, 14 of 14
-    assert [support_for_energy(z, energy).item() for energy in (0.6, 0.65, 0.9, 0.93)] == [
+    assert [m.support_for_energy(z, energy).item() for energy in (0.6, 0.65, 0.9, 0.93)] == [
         1,
         2,
         2,
         3,
     ]
-    assert firing_rate(torch.cat([z, -z, 0 * z])).tolist() == pytest.approx(
+    assert m.firing_rate(torch.cat([z, -z, 0 * z])).tolist() == pytest.approx(
         [0, 2 / 3, 2 / 3, 2 / 3]
     )
-    assert firing_rate(torch.cat([z, -z, 0 * z]), tol=2.0).tolist() == pytest.approx(
+    assert m.firing_rate(torch.cat([z, -z, 0 * z]), tol=2.0).tolist() == pytest.approx(
         [0, 0, 0, 2 / 3]
     )
 
@@ -99,7 +75,7 @@ def test_principal_angle_of_two_lines_and_of_planes(theta):
     turn, (e1, e2, e3, e4) = orthonormal(0, 5, 5), torch.eye(5, 4, dtype=torch.float64).T
 
     def angles(u, v, wanted, atol=1e-15):
-        got = principal_angles(torch.stack(u, dim=1), torch.stack(v, dim=1))
+        got = m.principal_angles(torch.stack(u, dim=1), torch.stack(v, dim=1))
         torch.testing.assert_close(
             got, torch.tensor(wanted, dtype=torch.float64), rtol=1e-12, atol=atol
         )
@@ -116,58 +92,52 @@ def test_principal_angle_of_two_lines_and_of_planes(theta):
 
 def test_random_subspaces_overlap_p_over_d():
     u, d, p = draw(3, 2003, 2, 23, 5), 23, 5
-    overlap = subspace_overlap(u[:, 0], u[:, 1])
+    overlap = m.subspace_overlap(u[:, 0], u[:, 1])
     error = overlap.std().item() / math.sqrt(len(overlap))
     assert error < 0.002 and overlap.mean().item() == pytest.approx(p / d, abs=4 * error)
-    close(principal_angles(u[:, 0], u[:, 1]).cos().square().mean(dim=-1), overlap)
+    close(m.principal_angles(u[:, 0], u[:, 1]).cos().square().mean(dim=-1), overlap)
     # the smallest angle of a single pair
-    close(incoherence(u), principal_angles(u[:, 0], u[:, 1])[:, 0].cos())
+    close(m.incoherence(u), m.principal_angles(u[:, 0], u[:, 1])[:, 0].cos())
 
 
 def test_coherence_by_hand():
     c, s = math.cos(0.4), math.sin(0.4)
     d = torch.tensor([[2.0, 3 * c, 0.0, 0.0], [0.0, -3 * s, 5.0, 0.0]], dtype=torch.float64)
     wanted = [[1.0, c, 0.0, 0.0], [c, 1.0, s, 0.0], [0.0, s, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
-    close(column_cosines(d), torch.tensor(wanted, dtype=torch.float64), 1e-12)
-    close(mutual_coherence(d), c, 1e-12)
-    close(incoherence(complete(4, 3, 5)), 0.0)
+    close(m.column_cosines(d), torch.tensor(wanted, dtype=torch.float64), 1e-12)
+    close(m.mutual_coherence(d), c, 1e-12)
+    close(m.incoherence(complete(4, 3, 5)), 0.0)
     repeated = complete(4, 3, 5)[[0, 1, 0]] @ (draw(5, 3, 5, 5) + 3 * torch.eye(5))
-    close(incoherence(repeated), 1.0)
-    close(condition_number(torch.diag(torch.tensor([4.0, 0.5, 2.0])).double()), 8.0, 1e-12)
+    close(m.incoherence(repeated), 1.0)
+    close(m.condition_number(torch.diag(torch.tensor([4.0, 0.5, 2.0])).double()), 8.0, 1e-12)
     close(
-        condition_number(orthonormal(6, 13, 7) @ torch.diag(torch.logspace(0, 3, 7).double()).T),
+        m.condition_number(orthonormal(6, 13, 7) @ torch.diag(torch.logspace(0, 3, 7).double()).T),
         1000.0,
         1e-5,
     )
-    assert condition_number(torch.diag(torch.tensor([1.0, 0.0])).double()).item() == math.inf
-
-
-def test_energy_of_a_complete_cover():
-    u, z = complete(7, 3, 5), draw(8, 2, 11, 15)
-    close(projection_energy(z, u).sum(dim=-1), 1.0)
-    assert (projection_energy(z, u[:2]).sum(dim=-1) < 0.999).all()  # not complete
+    assert m.condition_number(torch.diag(torch.tensor([1.0, 0.0])).double()).item() == math.inf
 
 
 def test_tokens_in_one_subspace():
     u = axes(3, 5)
     z = torch.cat([draw(9, 1, 7, 5), torch.zeros(1, 7, 10, dtype=torch.float64)], dim=2)
-    close(projection_energy(z, u), torch.tensor([1.0, 0.0, 0.0]).double(), 1e-14)
-    close(membership_entropy(z, u), 0.0, 1e-15)
-    assert subspace_snr(z, u).tolist() == [[math.inf, 0.0, 0.0]]
+    close(m.projection_energy(z, u), torch.tensor([1.0, 0.0, 0.0]).double(), 1e-14)
+    close(m.membership_entropy(z, u), 0.0, 1e-15)
+    assert m.subspace_snr(z, u).tolist() == [[math.inf, 0.0, 0.0]]
     u = complete(10, 3, 5)  # the same up to rounding
     z = draw(11, 7, 5) @ u[1].T
-    close(projection_energy(z, u), torch.tensor([0.0, 1.0, 0.0]).double())
-    close(membership_entropy(z, u), 0.0)
-    assert subspace_snr(z, u)[1] > 1e12
+    close(m.projection_energy(z, u), torch.tensor([0.0, 1.0, 0.0]).double())
+    close(m.membership_entropy(z, u), 0.0)
+    assert m.subspace_snr(z, u)[1] > 1e12
     equal = sum(draw(12 + k, 1, 5) / draw(12 + k, 1, 5).norm() @ u[k].T for k in range(3))
-    close(membership_entropy(equal, u), math.log(3))
-    close(subspace_snr(equal, u), math.sqrt(1 / 2))
+    close(m.membership_entropy(equal, u), math.log(3))
+    close(m.subspace_snr(equal, u), math.sqrt(1 / 2))
     skewed = (
         math.sqrt(2) * draw(13, 1, 5) / draw(13, 1, 5).norm() @ u[0].T
         + draw(14, 1, 5) / draw(14, 1, 5).norm() @ u[1].T
     )
-    close(membership_entropy(skewed, u), 2 / 3 * math.log(3 / 2) + 1 / 3 * math.log(3))
-    close(subspace_snr(skewed, u)[:2], torch.tensor([2.0, 0.5]).double().sqrt())
+    close(m.membership_entropy(skewed, u), 2 / 3 * math.log(3 / 2) + 1 / 3 * math.log(3))
+    close(m.subspace_snr(skewed, u)[:2], torch.tensor([2.0, 0.5]).double().sqrt())
 
 
 def test_thresholded_attention_raises_the_signal_to_noise_ratio_by_one_factor():
@@ -184,7 +154,7 @@ def test_thresholded_attention_raises_the_signal_to_noise_ratio_by_one_factor():
     z = signal + noise
 
     def ratio(z):
-        return torch.stack([subspace_snr(z[owner == k], u)[k] for k in range(heads)])
+        return torch.stack([m.subspace_snr(z[owner == k], u)[k] for k in range(heads)])
 
     for _ in range(5):
         codes = z @ u  # [head, pos, p]
@@ -224,19 +194,17 @@ def test_the_real_initialisation():
 def test_attention_entropies():
     n = 35
     uniform, one = torch.full((1, n), 1 / n, dtype=torch.float64), torch.eye(n, dtype=torch.float64)
-    for measure, tol in ((attention_entropy, 1e-12), (official_attention_entropy, n * 1e-8)):
+    for measure, tol in ((m.attention_entropy, 1e-12), (m.official_attention_entropy, n * 1e-8)):
         close(measure(uniform), math.log(n), tol)
         close(measure(one), 0.0, tol)
-    close(official_attention_entropy(uniform), -math.log(1 / n + 1e-8), 1e-13)
-    close(official_attention_entropy(one), -math.log(1 + 1e-8), 1e-16)  # below zero
+    close(m.official_attention_entropy(uniform), -math.log(1 / n + 1e-8), 1e-13)
+    close(m.official_attention_entropy(one), -math.log(1 + 1e-8), 1e-16)  # below zero
     causal = torch.ones(n, n, dtype=torch.float64).tril() / torch.arange(1, n + 1)[:, None]
     wanted = sum(math.log(i) for i in range(1, n + 1)) / n
     assert round(wanted, 3) == 2.632
-    assert (
-        causal_uniform_entropy(n) == pytest.approx(wanted, rel=1e-14)
-        and causal_uniform_entropy(1) == 0
-    )
-    close(attention_entropy(causal).mean(), wanted, 1e-13)
+    assert m.causal_uniform_entropy(n) == pytest.approx(wanted, rel=1e-14)
+    assert m.causal_uniform_entropy(1) == 0
+    close(m.attention_entropy(causal).mean(), wanted, 1e-13)
 
 
 @given(seeds, st.floats(0.05, 5.0))
@@ -245,10 +213,10 @@ def test_the_bias_and_the_temperature(seed, temperature):
     pattern = (logits / temperature).softmax(dim=-1)
     # rows with zeros
     pattern = torch.cat([pattern, torch.eye(17, dtype=torch.float64)[:3].expand(2, 3, 17)], dim=1)
-    bias = attention_entropy(pattern) - official_attention_entropy(pattern)
+    bias = m.attention_entropy(pattern) - m.official_attention_entropy(pattern)
     assert (bias >= -1e-15).all() and (bias <= n * 1e-8 + 1e-15).all()
     sharper = (1.1 * logits / temperature).softmax(dim=-1)
-    for measure in (attention_entropy, official_attention_entropy):
+    for measure in (m.attention_entropy, m.official_attention_entropy):
         before, after = measure(pattern)[:, :3], measure(sharper)
         # one key with all but 1e-9 of the attention is as sharp as doubles tell
         assert ((after < before) | (before < 1e-6)).all() and (after <= before + 1e-15).all()
@@ -257,17 +225,17 @@ def test_the_bias_and_the_temperature(seed, temperature):
 def test_mass_cover():
     # powers of two: no ties by rounding
     uniform = torch.full((1, 128), 1 / 128, dtype=torch.float64)
-    assert [mass_cover(uniform, mass).item() for mass in (1 / 256, 1 / 2, 65 / 128, 1.0)] == [
+    assert [m.mass_cover(uniform, mass).item() for mass in (1 / 256, 1 / 2, 65 / 128, 1.0)] == [
         1,
         64,
         65,
         128,
     ]
-    assert mass_cover(torch.full((1, 100), 0.01, dtype=torch.float64), 0.6).item() in (60, 61)
+    assert m.mass_cover(torch.full((1, 100), 0.01, dtype=torch.float64), 0.6).item() in (60, 61)
     peaky = torch.cat([torch.full((1, 90), 0.2 / 90), torch.full((1, 10), 0.08)], dim=1).double()
-    assert mass_cover(peaky, 0.6).item() == 8
-    assert mass_cover(7 * peaky, 0.6).item() == 8  # of the row's own sum
-    assert mass_cover(torch.eye(7, dtype=torch.float64), 0.9).tolist() == [1] * 7
+    assert m.mass_cover(peaky, 0.6).item() == 8
+    assert m.mass_cover(7 * peaky, 0.6).item() == 8  # of the row's own sum
+    assert m.mass_cover(torch.eye(7, dtype=torch.float64), 0.9).tolist() == [1] * 7
 
 
 # ranks
@@ -275,7 +243,7 @@ def test_mass_cover():
 
 def test_ranks_in_closed_form():
     n = 7
-    for rank in (stable_rank, effective_rank):
+    for rank in (m.stable_rank, m.effective_rank):
         close(rank(draw(21, 11, 1) @ draw(22, 1, n)), 1.0)
         close(rank(orthonormal(23, 11, n)), float(n))
         close(rank(torch.zeros(5, n, dtype=torch.float64)), 0.0)
@@ -288,16 +256,16 @@ def test_ranks_in_closed_form():
         @ torch.diag(torch.tensor([2.0, 1.0, 1.0])).double()
         @ orthonormal(27, n, 3).T
     )
-    close(stable_rank(w), 6 / 4)
-    close(effective_rank(w), 2 * math.sqrt(2))  # (1/2, 1/4, 1/4): entropy 1.5 ln 2
+    close(m.stable_rank(w), 6 / 4)
+    close(m.effective_rank(w), 2 * math.sqrt(2))  # (1/2, 1/4, 1/4): entropy 1.5 ln 2
 
 
 def test_stable_rank_of_a_gaussian():
-    # the largest squared singular value is (sqrt m + sqrt n)^2, less 0.9 % +- 1.0 % at this size
+    # the largest squared singular value is (sqrt rows + sqrt n)^2, less 0.9 % +- 1.0 % at this size
     # (Tracy-Widom)
-    m, n = 1009, 503
-    limit = m * n / (math.sqrt(m) + math.sqrt(n)) ** 2
-    assert stable_rank(draw(28, m, n)).item() == pytest.approx(1.009 * limit, rel=0.04)
+    rows, n = 1009, 503
+    limit = rows * n / (math.sqrt(rows) + math.sqrt(n)) ** 2
+    assert m.stable_rank(draw(28, rows, n)).item() == pytest.approx(1.009 * limit, rel=0.04)
 
 
 # denoising
@@ -316,11 +284,11 @@ def test_tweedie(sigma):
     x = draw(34, 7, 11).requires_grad_()
     (score,) = torch.autograd.grad(log_density(x, u, sigma).sum(), x)
     x = x.detach()
-    close(posterior_mean(x, u, sigma), x + sigma**2 * score)
-    close(posterior_mean(x[None], u, sigma), posterior_mean(x, u, sigma)[None], 1e-12)
+    close(m.posterior_mean(x, u, sigma), x + sigma**2 * score)
+    close(m.posterior_mean(x[None], u, sigma), m.posterior_mean(x, u, sigma)[None], 1e-12)
     # the printed form is the exact one of a larger sigma, without its (1 + sigma^2)^-1
     stretched = sigma * math.sqrt(1 + sigma**2)
-    close(paper_posterior_mean(x, u, stretched), (1 + sigma**2) * posterior_mean(x, u, sigma))
+    close(m.paper_posterior_mean(x, u, stretched), (1 + sigma**2) * m.posterior_mean(x, u, sigma))
 
 
 def test_no_noise_projects_on_the_nearest_subspace():
@@ -329,16 +297,26 @@ def test_no_noise_projects_on_the_nearest_subspace():
     nearest = (x - projections).norm(dim=-1).argmin(dim=0)
     assert len(nearest.unique()) > 1
     wanted = projections[nearest, torch.arange(7)]
-    close(posterior_mean(x, u, 1e-6), wanted)
-    close(paper_posterior_mean(x, u, 1e-6), wanted)
+    close(m.posterior_mean(x, u, 1e-6), wanted)
+    close(m.paper_posterior_mean(x, u, 1e-6), wanted)
 
 
 def test_one_subspace_shrinks():
     u, x = orthonormal(41, 11, 3)[None], draw(42, 7, 11)
     for sigma in (0.1, 0.3, 2.0):
-        close(posterior_mean(x, u, sigma), x @ u[0] @ u[0].T / (1 + sigma**2))
-        close(paper_posterior_mean(x, u, sigma), x @ u[0] @ u[0].T)
-    error = (paper_posterior_mean(x, u, 0.3) - posterior_mean(x, u, 0.3)).norm() / posterior_mean(
-        x, u, 0.3
-    ).norm()
+        close(m.posterior_mean(x, u, sigma), x @ u[0] @ u[0].T / (1 + sigma**2))
+        close(m.paper_posterior_mean(x, u, sigma), x @ u[0] @ u[0].T)
+    error = (
+        m.paper_posterior_mean(x, u, 0.3) - m.posterior_mean(x, u, 0.3)
+    ).norm() / m.posterior_mean(x, u, 0.3).norm()
     close(error, 0.09)
+
+
+def test_worked_by_hand():
+    z = torch.tensor([[0.0, 3.0, 0.0, -4.0], [0.0, 0.0, 0.0, 0.0], [2.0, 2.0, 2.0, 2.0]])
+    assert m.zero_fraction(z).tolist() == [0.5, 1.0, 0.0]
+    assert m.zero_fraction(z, tol=3.0).tolist() == [0.75, 1.0, 1.0]
+    assert m.l1_norm(z).tolist() == [7.0, 0.0, 8.0]
+    # (sqrt 4 - 7/5) / (sqrt 4 - 1) = 0.6; all zero is 1 by definition; equal entries 0
+    torch.testing.assert_close(m.hoyer(z), torch.tensor([0.6, 1.0, 0.0]))
+    assert m.hoyer(torch.tensor([[0.0, 0.0, 5.0]])).item() == pytest.approx(1)

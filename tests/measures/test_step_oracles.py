@@ -8,19 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import crate_interp as ci
-from crate_interp.measures import subspace_coding_rate
-from crate_interp.measures.gradients import (
-    attention_step,
-    first_order_step,
-    gradient_step,
-    neumann_invalid,
-    neumann_step,
-    paper_mssa,
-    subspace_attention,
-    subspace_coding_rate_gradient,
-    third_order_step,
-)
-from crate_interp.measures.spectra import subspace_spectrum
+import crate_interp.measures as m
 from crate_interp.models.layers.attention import MSSA
 from crate_interp.models.layers.norm import NoNorm
 from layers import ista
@@ -31,9 +19,9 @@ HEADS, P, POS = 3, 5, 17
 D = HEADS * P
 EPS, KAPPA = 0.7, 0.3
 A = P / (POS * EPS**2)  # the alpha of the theory
-RULES = (gradient_step, neumann_step, first_order_step, third_order_step, attention_step)
+RULES = (m.gradient_step, m.neumann_step, m.first_order_step, m.third_order_step, m.attention_step)
 STEPS = tuple(lambda z, u, rule=rule: rule(z, u, EPS, KAPPA) for rule in RULES) + (
-    lambda z, u: paper_mssa(z, u, EPS),
+    lambda z, u: m.paper_mssa(z, u, EPS),
 )
 
 
@@ -80,9 +68,9 @@ def test_identical_tokens(basis):
     u = complete(0) if basis == "complete" else draw(0, HEADS, D, P) / 4
     z = draw(1, 1, D).repeat(POS, 1)
     own = z if basis == "complete" else sum(z @ b @ b.T for b in u)
-    close(subspace_attention(z @ u), z @ u, 1e-12)
-    close(attention_step(z, u, EPS, KAPPA), z + KAPPA * A**2 * own)
-    close(paper_mssa(z, u, EPS), A * own)
+    close(m.subspace_attention(z @ u), z @ u, 1e-12)
+    close(m.attention_step(z, u, EPS, KAPPA), z + KAPPA * A**2 * own)
+    close(m.paper_mssa(z, u, EPS), A * own)
     close(attended(mssa("c", columns_of(u)), z), own)
 
 
@@ -90,8 +78,8 @@ def test_no_logits_give_the_mean():
     u, z = complete(2), draw(3, POS, D)
     codes = z @ u
     mean = codes.mean(dim=1, keepdim=True)
-    close(subspace_attention(codes, scale=0.0), mean, 1e-12)
-    close(subspace_attention(codes, scale=1e-12), mean)
+    close(m.subspace_attention(codes, scale=0.0), mean, 1e-12)
+    close(m.subspace_attention(codes, scale=1e-12), mean)
     s = 1e-7  # logits of the order s^2, output s^2 times the mean token
     close(attended(mssa("c", s * columns_of(u)), z) / s**2, z.mean(dim=0))
 
@@ -100,7 +88,7 @@ def test_large_logits_select_the_token_itself():
     # distinct, of equal length
     codes = torch.nn.functional.normalize(draw(4, HEADS, POS, P), dim=-1)
     gap = 1 - (codes @ codes.mT - 2 * torch.eye(POS)).max().item()
-    close(subspace_attention(codes, scale=60 / gap), codes)  # e^-60 for each other token
+    close(m.subspace_attention(codes, scale=60 / gap), codes)  # e^-60 for each other token
     u = complete(5)
     z = sum(code @ basis.T for code, basis in zip(codes, u, strict=True))
     s = math.sqrt(60 / gap * math.sqrt(P))  # the model divides by sqrt(p)
@@ -110,21 +98,15 @@ def test_large_logits_select_the_token_itself():
 def test_rows_of_tokens_are_the_columns_of_the_papers():
     codes = draw(6, HEADS, POS, P)
     b = codes.mT  # B_k, tokens as columns
-    close(subspace_attention(codes), (b @ (b.mT @ b).softmax(dim=-2)).mT, 1e-12)
-    assert (subspace_attention(codes) - (b @ (b.mT @ b).softmax(dim=-1)).mT).abs().max() > 0.01
+    close(m.subspace_attention(codes), (b @ (b.mT @ b).softmax(dim=-2)).mT, 1e-12)
+    assert (m.subspace_attention(codes) - (b @ (b.mT @ b).softmax(dim=-1)).mT).abs().max() > 0.01
 
 
 @given(seeds)
-def test_equivariance_of_every_rule(seed):
+def test_the_basis_within_a_subspace_is_free_and_leading_axes_are_batches(seed):
+    """Of turns of the space and orders of tokens: test_invariances.py."""
     z, u = draw(seed, POS, D) / 3, draw(seed + 1, HEADS, D, P) / 3
-    turn, order = (
-        orthonormal(seed + 2, D, D),
-        torch.randperm(POS, generator=torch.Generator().manual_seed(seed)),
-    )
     for step in STEPS:
-        close(step(z @ turn, turn.T @ u), step(z, u) @ turn)
-        close(step(z[order], u), step(z, u)[order])
-        # the basis within a subspace is free
         close(step(z, u @ orthonormal(seed + 3, P, P)), step(z, u))
         close(step(torch.stack([z, 2 * z]), u)[1], step(2 * z, u))
 
@@ -147,15 +129,15 @@ def test_the_model_is_the_rule_up_to_its_scale():
     # its logits are divided by sqrt(p): that is the rule with U / p^(1/4), times sqrt(p)
     z, u = draw(11, POS, D), draw(12, HEADS, D, P) / 3
     kappa = math.sqrt(P) / A**2
-    close(attended(mssa("c", columns_of(u)), z), attention_step(z, u / P**0.25, EPS, kappa) - z)
-    close(attended(mssa("n", columns_of(u)), z), attention_step(z, u / P**0.25, EPS, -kappa) - z)
+    close(attended(mssa("c", columns_of(u)), z), m.attention_step(z, u / P**0.25, EPS, kappa) - z)
+    close(attended(mssa("n", columns_of(u)), z), m.attention_step(z, u / P**0.25, EPS, -kappa) - z)
     close(
         attended(mssa("identity", columns_of(u)), z),
-        subspace_attention(z @ u, P**-0.5).transpose(0, 1).flatten(1),
+        m.subspace_attention(z @ u, P**-0.5).transpose(0, 1).flatten(1),
     )
     # N = 2 Z - C
-    close(attention_step(z, u, EPS, KAPPA) + attention_step(z, u, EPS, -KAPPA), 2 * z)
-    close(attention_step(z, u, EPS, KAPPA) - z, KAPPA * A * paper_mssa(z, u, EPS))
+    close(m.attention_step(z, u, EPS, KAPPA) + m.attention_step(z, u, EPS, -KAPPA), 2 * z)
+    close(m.attention_step(z, u, EPS, KAPPA) - z, KAPPA * A * m.paper_mssa(z, u, EPS))
 
 
 def test_variants():
@@ -196,10 +178,10 @@ def test_the_learned_output_holds_every_variant(variant):
 
 
 FACTORS = {  # what one step of each rule does to a singular value with x = alpha s^2
-    gradient_step: lambda x: 1 - KAPPA * A / (1 + x),
-    neumann_step: lambda x: 1 - KAPPA * A * (1 - x),
-    first_order_step: lambda x: 1 - KAPPA * A + 0 * x,
-    third_order_step: lambda x: 1 + KAPPA * A * x,
+    m.gradient_step: lambda x: 1 - KAPPA * A / (1 + x),
+    m.neumann_step: lambda x: 1 - KAPPA * A * (1 - x),
+    m.first_order_step: lambda x: 1 - KAPPA * A + 0 * x,
+    m.third_order_step: lambda x: 1 + KAPPA * A * x,
 }
 
 
@@ -208,9 +190,9 @@ def test_singular_values_after_a_step(rule):
     u = complete(18)
     x = draw(19, HEADS, P).abs() * 2
     z = with_spectrum(20, u, x)
-    close(A * subspace_spectrum(z, u), x.sort(dim=-1, descending=True).values)
+    close(A * m.subspace_spectrum(z, u), x.sort(dim=-1, descending=True).values)
     wanted = (x * FACTORS[rule](x) ** 2).sort(dim=-1, descending=True).values
-    close(A * subspace_spectrum(rule(z, u, EPS, KAPPA), u), wanted)
+    close(A * m.subspace_spectrum(rule(z, u, EPS, KAPPA), u), wanted)
 
 
 @given(seeds)
@@ -222,14 +204,14 @@ def test_which_rules_compress(seed):
     high = 1.1 + 9 * high
     for x, below in ((low + 1e-3, True), (high, False)):
         z = with_spectrum(seed, u, x)
-        close(neumann_invalid(z, u, EPS), torch.full((HEADS,), 0.0 if below else 1.0))
-        before = subspace_coding_rate(z, u, EPS)
+        close(m.neumann_invalid(z, u, EPS), torch.full((HEADS,), 0.0 if below else 1.0))
+        before = m.subspace_coding_rate(z, u, EPS)
         change = {
-            rule: subspace_coding_rate(rule(z, u, EPS, KAPPA), u, EPS) - before for rule in RULES
+            rule: m.subspace_coding_rate(rule(z, u, EPS, KAPPA), u, EPS) - before for rule in RULES
         }
-        assert (change[gradient_step] < 0).all() and (change[first_order_step] < 0).all()
-        assert (change[third_order_step] > 0).all()
-        assert (change[neumann_step] < 0).all() if below else (change[neumann_step] > 0).all()
+        assert (change[m.gradient_step] < 0).all() and (change[m.first_order_step] < 0).all()
+        assert (change[m.third_order_step] > 0).all()
+        assert (change[m.neumann_step] < 0).all() if below else (change[m.neumann_step] > 0).all()
 
 
 @pytest.mark.parametrize("eps", [0.5, 5.0])
@@ -239,9 +221,9 @@ def test_twelve_layers_of_attention_expand_and_against_its_sign_compress(eps):
         z, kappa = z0, kappa * 0.1 / (24 / (64 * eps**2)) ** 2  # kappa alpha^2 = 0.1
         for layer in range(12):
             u = orthonormal(22 + layer, 96, 96).unflatten(1, (4, 24)).permute(1, 0, 2)
-            before = subspace_coding_rate(z, u, eps).sum()
-            z = attention_step(z, u, eps, kappa)
-            assert sign * (subspace_coding_rate(z, u, eps).sum() - before) > 0
+            before = m.subspace_coding_rate(z, u, eps).sum()
+            z = m.attention_step(z, u, eps, kappa)
+            assert sign * (m.subspace_coding_rate(z, u, eps).sum() - before) > 0
 
 
 # the gradient step as descent
@@ -254,28 +236,27 @@ def test_descent_to_second_order(seed, scale):
     The Hessian is at most 9 alpha / 4.
     """
     u, z = complete(seed), scale * draw(seed + 1, POS, D)
-    slope = subspace_coding_rate_gradient(z, u, EPS).square().sum()
-    before = subspace_coding_rate(z, u, EPS).sum()
+    slope = m.subspace_coding_rate_gradient(z, u, EPS).square().sum()
+    before = m.subspace_coding_rate(z, u, EPS).sum()
     for kappa in (0.5, 0.05, 0.005):
-        after = subspace_coding_rate(gradient_step(z, u, EPS, kappa), u, EPS).sum()
+        after = m.subspace_coding_rate(m.gradient_step(z, u, EPS, kappa), u, EPS).sum()
         assert abs(after - before + kappa * slope) <= 9 * A / 8 * kappa**2 * slope + 1e-12
     longest = 0.999 * 2 / (9 * A / 4)
-    assert subspace_coding_rate(gradient_step(z, u, EPS, longest), u, EPS).sum() < before
+    assert m.subspace_coding_rate(m.gradient_step(z, u, EPS, longest), u, EPS).sum() < before
 
 
 def test_order_of_the_remainder_and_a_step_too_long():
     u, z = complete(23), 0.3 * draw(24, POS, D)
-    slope = subspace_coding_rate_gradient(z, u, EPS).square().sum()
-    before = subspace_coding_rate(z, u, EPS).sum()
+    slope = m.subspace_coding_rate_gradient(z, u, EPS).square().sum()
+    before = m.subspace_coding_rate(z, u, EPS).sum()
     rest = [
-        subspace_coding_rate(gradient_step(z, u, EPS, k), u, EPS).sum() - before + k * slope
+        m.subspace_coding_rate(m.gradient_step(z, u, EPS, k), u, EPS).sum() - before + k * slope
         for k in (2e-3, 1e-3)
     ]
     assert rest[0] / rest[1] == pytest.approx(4, rel=0.01)
     # s (1 - 3 / 1.01): longer by 1.97
     small = with_spectrum(25, u, torch.full((HEADS, P), 0.01, dtype=torch.float64))
-    close(A * subspace_spectrum(gradient_step(small, u, EPS, 3 / A), u), 0.01 * (1 - 3 / 1.01) ** 2)
-    assert (
-        subspace_coding_rate(gradient_step(small, u, EPS, 3 / A), u, EPS)
-        > subspace_coding_rate(small, u, EPS)
-    ).all()
+    after = m.gradient_step(small, u, EPS, 3 / A)
+    close(A * m.subspace_spectrum(after, u), 0.01 * (1 - 3 / 1.01) ** 2)
+    before = m.subspace_coding_rate(small, u, EPS)
+    assert (m.subspace_coding_rate(after, u, EPS) > before).all()

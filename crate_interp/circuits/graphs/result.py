@@ -173,7 +173,10 @@ class AttributionGraph(Result):
         lead = f"{count} codes are enough for {self.answer}: alone they give {share:.0%} of it."
         others = [
             f"{words} {keep[name] / target['logit']:.0%}"
-            for name, words in (("largest", "the largest there"), ("random_mean", "random codes"))
+            for name, words in (
+                ("largest", "the largest codes there"),
+                ("random_mean", "random codes"),
+            )
         ]
         enough, needed = (gain >= CLEAR for gain in self.beyond_size)
         claims = {
@@ -190,7 +193,7 @@ class AttributionGraph(Result):
         return [
             lead if share >= ENOUGH else few,
             *self.warnings(),
-            f"As many others give {', '.join(others)}.",
+            f"As many of other codes: {', '.join(others)}.",
             f"{begin} {abs(target['logit']):.2f} {'above' if target['logit'] >= 0 else 'below'} "
             f"{less}. " + f"Attributions choose better than size {better}. " * bool(better)
             + f"{count} codes alone give {keep['logit']:.2f}, the largest activations "

@@ -343,6 +343,18 @@ function listen() {
   byId("layer").addEventListener("input", event => toLayer(+event.target.value));
   byId("over")?.addEventListener("change", event => choose({over: event.target.value}));
   byId("cls")?.addEventListener("click", () => click(0));
+  byId("save")?.addEventListener("click", () => {
+    const [image, map] = byId("large").children;
+    const scale = Math.max(1, Math.ceil(448 / image.naturalWidth));
+    const [width, height] = [scale * image.naturalWidth, scale * image.naturalHeight];
+    saveCanvas(width, height, context => {
+      context.filter = "grayscale(1) opacity(.42)";
+      context.drawImage(image, 0, 0, width, height);
+      context.filter = "none";
+      context.imageSmoothingEnabled = false;
+      context.drawImage(map, 0, 0, width, height);
+    }, `L${state.layer}H${state.head}.png`);
+  });
   for (const name of CHOICES) for (const button of document.getElementsByName(name))
     button.addEventListener("click", event => { // keys send clicks too, and keep the focus
       if (event.detail) button.blur(); // the arrow keys are for layers again

@@ -314,6 +314,15 @@ addEventListener("resize", draw);
 addEventListener("hashchange", () => { recall(); update(); });
 
 const heads = [...new Set(data.edges.flatMap(edge => edge[3].map(([head]) => head)))].sort((a, b) => a - b);
+for (const kind of ["svg", "png"]) byId(`save-${kind}`).addEventListener("click", () =>
+  saveDrawing(byId("drawing"), document.title.replace(/[^\w-]+/g, "-"), kind === "png"));
+// the whole text, with the tokens that have nodes marked
+const withNodes = new Set(data.nodes.map(node => node.pos));
+byId("prompt")?.append(...data.tokens.map((words, pos) => {
+  const token = document.createElement(withNodes.has(pos) ? "mark" : "span");
+  token.textContent = words;
+  return token;
+}));
 byId("legend").append("Edges, by the head that carries most: ", ...heads.map(head => {
   const item = document.createElement("span"), swatch = document.createElement("span");
   swatch.className = "swatch";
