@@ -30,7 +30,7 @@ import torch
 import crate_interp as ci
 from conftest import make
 from crate_interp import reports
-from crate_interp.models.weight_cache import model_digest
+from crate_interp.models.weights import model_digest
 from folders import leftovers
 from killing import died_at, killed_after
 

@@ -309,13 +309,13 @@ def test_labels_are_used_where_they_are_classes_of_the_model(labels, names, know
     assert loss.kind == kind
     logits = model(data)
     if kind == "answers":
-        assert torch.equal(loss.wanted(logits, data, range(5)), logits.argmax(dim=-1))
+        assert torch.equal(loss.right_answers(logits, data, range(5)), logits.argmax(dim=-1))
         return
     words = labels if known is None else [names[one] for one in labels] if names else labels
     classes = [one if known is None else known.index(one) for one in words]
-    assert loss.wanted(logits, data, range(5)).tolist() == classes
+    assert loss.right_answers(logits, data, range(5)).tolist() == classes
     later = loss_on(model, part(samples, 2, 5))
-    assert later.wanted(logits[3:], data[3:], [3, 4]).tolist() == classes[3:]
+    assert later.right_answers(logits[3:], data[3:], [3, 4]).tolist() == classes[3:]
     found = ci.atlas(model, samples, ablate=2, progress=False)
     wanted = torch.nn.functional.cross_entropy(logits, torch.tensor(classes), reduction="sum")
     assert found.table("effects")["loss"].iloc[0] == pytest.approx(wanted.item(), rel=1e-5)

@@ -19,7 +19,13 @@ from crate_interp.circuits.excerpts import (
     concepts_of_tokens,
 )
 from crate_interp.circuits.graphs.atom_names import auc
-from crate_interp.sweeps import atom_sums
+from crate_interp.sweeps.atom_statistics import (
+    OCTAVES,
+    histograms,
+    layer_sums,
+    merged_sums,
+    tables_of_sums,
+)
 
 N = 7
 
@@ -73,16 +79,16 @@ def test_octaves_count_the_values_by_powers_of_two():
     """Values on, below and beyond the ends; a dead atom has none."""
     values = [0.0, -1.0, 2.0**-9, 2.0**-7, 0.25, 0.49, 0.5, 1.0, 1.99, 2.0, 31.0, 400.0]
     code = torch.tensor([values, [0.0] * len(values)]).T[None]  # [1, token, 2]
-    found = atom_sums.layer_sums(code, 0, 3, False)["octaves"]
+    found = layer_sums(code, 0, 3, False)["octaves"]
     wanted = [sum(v > 0 and min(max(math.floor(math.log2(v)), -7), 4) == k for v in values)
-              for k in atom_sums.OCTAVES]  # fmt: skip
+              for k in OCTAVES]  # fmt: skip
     assert found[:, 0].tolist() == wanted and sum(wanted) == 10 and found[:, 1].sum() == 0
-    table = atom_sums.tables_of_sums({5: atom_sums.layer_sums(code, 0, 3, False)})["sums"]
-    assert atom_sums.histograms(table) == {(5, 0): wanted, (5, 1): [0] * 12}
-    twice = atom_sums.merged_sums(table, table, {})
-    assert atom_sums.histograms(twice)[5, 0] == [2 * count for count in wanted]
+    table = tables_of_sums({5: layer_sums(code, 0, 3, False)})["sums"]
+    assert histograms(table) == {(5, 0): wanted, (5, 1): [0] * 12}
+    twice = merged_sums(table, table, {})
+    assert histograms(twice)[5, 0] == [2 * count for count in wanted]
     older = table.drop(columns=[name for name in table if name.startswith("octave")])
-    assert atom_sums.histograms(atom_sums.merged_sums(table, older, {})) == {}
+    assert histograms(merged_sums(table, older, {})) == {}
 
 
 IMAGES = torch.randn(34, 3, 6, 20, generator=torch.Generator().manual_seed(3))

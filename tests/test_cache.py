@@ -10,7 +10,7 @@ import crate_interp as ci
 from conftest import FIXTURES, make, make_lm, refuses
 from crate_interp.circuits import patching
 from crate_interp.models.cache import CrateCache
-from crate_interp.models.weight_cache import model_digest
+from crate_interp.models.weights import model_digest
 from neighbours import ids, make_clip, make_mae
 
 

@@ -21,7 +21,7 @@ from conftest import make
 from crate_interp.config import FAMILIES
 from crate_interp.config.base import FIELDS
 from crate_interp.config.families import UNTESTABLE
-from crate_interp.models.weight_cache import model_digest
+from crate_interp.models.weights import model_digest
 from crate_interp.results.result import Result
 from crate_interp.results.result_files import near_chance
 from reference import published_layout

@@ -11,8 +11,8 @@ import crate_interp as ci
 import reference
 from conftest import LAYERS, make
 from crate_interp.questions.untrained_twins import shuffled, twin
-from crate_interp.sweeps.control_tables import an_eighth
 from crate_interp.sweeps.findings import strip
+from crate_interp.sweeps.layer_curves import an_eighth
 from probing import sweep, values
 
 

@@ -10,7 +10,7 @@ from conftest import refuses
 from crate_hooks import edit
 from crate_interp.bridge.hooked_to_bridge import build
 from crate_interp.models.hooked import check_hooked
-from crate_interp.models.weight_cache import model_digest
+from crate_interp.models.weights import model_digest
 from crate_interp.questions.untrained_twins import twin
 
 

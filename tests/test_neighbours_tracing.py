@@ -16,7 +16,7 @@ from torch.func import vmap
 
 import crate_interp as ci
 from conftest import make, make_lm
-from crate_interp.models.weight_cache import model_digest
+from crate_interp.models.weights import model_digest
 from neighbours import LMS, VARIANTS, ids, make_clip, make_mae, pictures
 from selection import few
 

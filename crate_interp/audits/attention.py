@@ -128,7 +128,10 @@ class Base:
         """Returns a copy for updates whose codes are in a dtype."""
         if dtype != torch.float32:
             return self
-        found = {frame: descent.in_single() for frame, descent in self.found.items()}
+        found = {}
+        for frame, descent in self.found.items():
+            codes = descent.spectrum.codes.float()
+            found[frame] = replace(descent, spectrum=replace(descent.spectrum, codes=codes))
         # made like the side after an update, so that both are equal if the update is 0
         rows = frames.in_dtype(self.rows, dtype)
         side = frames.side_of(rows, None, self.u, self.side.goal)
@@ -265,7 +268,14 @@ def _limits(
             each = None if weights is None else weights.expand_as(scaled)
             least = least_rate(scaled, reach * lengths[frame][:, None], each)
             _add(cells, arm, "ceiling", frame, {"compresses": frames.over(least - before, before)})
-    _operators(cells, layer, data, setting, base)
+    # the paper's steps with the layer's U, as long as the layer's update
+    step, here = written(layer, data.z, layer.stored, setting.causal)[0], base.at(setting.eps)
+    steps = {"gradient step": here.found["stream"].step(0, base.u), "+U": step, "-U": -step}
+    if not layer.kind.no_series:
+        steps["Neumann step"] = here.found["stream"].step(1, base.u)
+    for name, step in steps.items():
+        change = frames.update_of(as_long(step, data.delta), data.z, layer.stored)
+        _measure(cells, replace(here, found={}), name, change)
     _constructions(cells, layer, data, setting)
     gathered: Any = data.gathered
     base = base.in_dtype(data.single)
@@ -296,19 +306,6 @@ def written(layer: Layer, z: Stream, u: Subspaces, causal: bool) -> tuple[Stream
     codes = u.spread(u.norm.normalised(z) @ u.gained + u.bias)
     heads, goal = layer.kind.heads(layer.attn, codes, causal)
     return heads.transpose(1, 2).flatten(2) @ u.wide.T, goal
-
-
-def _operators(
-    cells: Cells, layer: Layer, data: AttentionData, setting: Setting, base: Base
-) -> None:
-    """Adds the numbers of the paper's steps with the layer's U, as long as the layer's update."""
-    step, here = written(layer, data.z, layer.stored, setting.causal)[0], base.at(setting.eps)
-    steps = {"gradient step": here.found["stream"].step(0, base.u), "+U": step, "-U": -step}
-    if not layer.kind.no_series:
-        steps["Neumann step"] = here.found["stream"].step(1, base.u)
-    for name, step in steps.items():
-        change = frames.update_of(as_long(step, data.delta), data.z, layer.stored)
-        _measure(cells, replace(here, found={}), name, change)
 
 
 def _constructions(cells: Cells, layer: Layer, data: AttentionData, setting: Setting) -> None:

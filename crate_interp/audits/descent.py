@@ -142,11 +142,6 @@ class Descent:
         codes = self.spectrum.codes @ ((bases * heads[..., None, :]) @ bases.mT)
         return -(codes.transpose(1, 2).flatten(2) @ u.wide.T)
 
-    def in_single(self) -> "Descent":
-        """Returns the gradients with the codes of their tokens in float32."""
-        spectrum = replace(self.spectrum, codes=self.spectrum.codes.float())
-        return replace(self, spectrum=spectrum)
-
     def at(self, places: Sequence[int]) -> "Descent":
         """Returns the gradients at some of the eps, given by their indices."""
         count = self.curvature.shape[1]

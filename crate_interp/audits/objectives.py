@@ -4,7 +4,7 @@ The operators are those of the papers, on codes in float64 and without hook poin
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -30,6 +30,7 @@ _MANY = 4  # from so many eps on, eigenvalues cost less than Cholesky factors
 TRUSTED = {torch.float32: 1e4, torch.float64: 1e9}
 
 
+@dataclass(frozen=True)
 class Objective:
     """The rate that MSSA descends, R^c, and what other objectives change.
 
@@ -42,8 +43,11 @@ class Objective:
     plain = True
 
     def after(self, first: int) -> "Objective":
-        """Returns the objective of the tokens from `first` on."""
-        return self
+        """Returns the objective of the tokens from `first` on: the last axis of its fields."""
+        if not first:
+            return self
+        parts = {one.name: getattr(self, one.name)[..., first:] for one in fields(self)}
+        return replace(self, **parts)
 
     def size(self, width: int, pos: int) -> float:
         """Returns alpha eps^2; width: p, the width of a head; pos: the number of tokens."""
@@ -94,10 +98,6 @@ class VariationalBound(Objective):
 
     pi: Float[Tensor, "batch head pos"]
     plain = False
-
-    def after(self, first: int) -> Objective:
-        """Returns the objective of the tokens from `first` on."""
-        return VariationalBound(self.pi[..., first:]) if first else self
 
     def size(self, width: int, pos: int) -> float:
         """Returns K p / N."""
@@ -153,10 +153,6 @@ class RepresentativesRate(Objective):
 
     contraction: Float[Tensor, "batch head rep pos"]
     plain = False
-
-    def after(self, first: int) -> Objective:
-        """Returns the objective of the tokens from `first` on."""
-        return RepresentativesRate(self.contraction[..., first:]) if first else self
 
     def size(self, width: int, pos: int) -> float:
         """Returns p / m."""

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from crate_interp.checkpoints import model_folders, sae_formats
-from crate_interp.checkpoints.hub import byte_bar
 from crate_interp.checkpoints.layouts import find_layout
 from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes
 from crate_interp.checkpoints.read_weights import Contents, check_dense, check_weights
 from crate_interp.checkpoints.state_dicts import ANCHORS
 from crate_interp.config import FAMILIES, CrateConfig, check_names
 from crate_interp.core.errors import CheckpointError
+from crate_interp.core.run_options import tqdm
 from crate_interp.models.autoencoder import HookedCrateMAE
 from crate_interp.models.clip import HookedCrateCLIP, HookedTextTower
 from crate_interp.models.language import HookedCrateLM
@@ -31,6 +31,7 @@ _MODELS = {
 _HEAD = ("unembed.", "features.")  # beginnings of the parameters of a classifier's head
 _PUBLISHED = (224, 224)  # the size of all published models: not a guess
 _SHOWN = 12  # maximum number of keys to list on each side of a mismatch
+_SHOWN_FROM = 2**28  # bytes; the bar is invisible for fewer
 _SMALL = 2**16  # maximum count of numbers in a tensor that a tolerant layout leaves out
 
 
@@ -77,8 +78,9 @@ def build(contents: Contents, dtype: torch.dtype) -> Any:
     check_weights(tensors, contents.where, dtype)
     named = {target_of[key]: key for key in tensors if key in target_of}  # parameter -> source key
     weights = {}
-    title = f"reading {Path(contents.where).name}"
-    with byte_bar(sum(value.nbytes for value in tensors.values()), title) as bar:
+    title, total = f"reading {Path(contents.where).name}", sum(x.nbytes for x in tensors.values())
+    shown = total >= _SHOWN_FROM
+    with tqdm(total=total, desc=title, unit="B", unit_scale=True, disable=not shown) as bar:
         for name, key in named.items():  # each in memory of its own
             value = tensors.pop(key).detach()
             weights[name] = torch.empty(value.shape, dtype=dtype, device="cpu").copy_(value)
@@ -122,7 +124,10 @@ def _published_parts(contents: Contents) -> Parts:
         check_dense(key, value, where)
     shapes = Shapes({key: tuple(value.shape) for key, value in contents.tensors.items()})
     layout = find_layout(shapes, contents.family, where)
-    tensors = layout.with_originals(contents.tensors)
+    tensors = dict(contents.tensors)
+    for copy, original in layout.copies.items():
+        if copy in tensors:  # `safetensors.torch.save_model` keeps one key of a tensor
+            tensors.setdefault(original, tensors[copy])
     shapes |= {key: tuple(value.shape) for key, value in tensors.items()}
     cfg, origins = _config(layout, shapes, contents)
     tensors = layout.as_parameters(tensors)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from crate_interp.core.errors import CheckpointError
 from crate_interp.core.files import digest, stays_inside
-from crate_interp.core.run_options import tqdm
 from crate_interp.core.safe_text import plain
 
 if TYPE_CHECKING:
@@ -157,11 +156,3 @@ def _explained(
         "and the download goes on.",
     }
     return CheckpointError(next(text for kind, text in meanings.items() if isinstance(error, kind)))
-
-
-SHOWN_FROM = 2**28  # bytes
-
-
-def byte_bar(total: int, what: str) -> tqdm:
-    """Returns a bar over `total` bytes. It is invisible for small files."""
-    return tqdm(total=total, desc=what, unit="B", unit_scale=True, disable=total < SHOWN_FROM)

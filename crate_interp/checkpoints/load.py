@@ -23,10 +23,10 @@ from crate_interp.checkpoints.state_dicts import WEIGHTS_TO_TAKE, LeftOutWarning
 from crate_interp.config import CrateConfig, check_names
 from crate_interp.core import checks
 from crate_interp.core.errors import CheckpointError
-from crate_interp.core.folders import locked
+from crate_interp.core.folders import is_free, locked
 from crate_interp.core.run_options import note
 from crate_interp.core.safe_text import plain
-from crate_interp.models.saving import check_new, save
+from crate_interp.models.saving import CONFIG, save
 
 
 def load(
@@ -162,7 +162,8 @@ def convert(source: Given, folder: str | Path, **options: Any) -> Any:
     folder already exists or cannot be written, and CheckpointError as `ci.load` does.
     """
     folder = Path(folder)
-    check_new(folder)
+    if not is_free(folder, CONFIG):  # unfinished files of a process that died do not count
+        raise ValueError(f"{str(folder)!r} exists already: give a new folder, or remove it.")
     with locked(folder):
         model = load(source, **options)
         if isinstance(model.cfg, CrateConfig) and model.cfg.model_name is None:

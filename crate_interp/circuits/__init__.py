@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from crate_interp.circuits.graphs.run import graph
     from crate_interp.circuits.graphs.steering import Steering
     from crate_interp.circuits.head_ablation import HeadAblation, ablate_heads, switched_off
-    from crate_interp.circuits.logit_lens_table import LogitLens, logit_lens
+    from crate_interp.circuits.logits import LogitLens, logit_lens
     from crate_interp.circuits.patching import attribution_patch, path_patch
 
 __all__ = [

@@ -1,6 +1,5 @@
 """ci.atlas: what every dictionary atom fires on, what it changes, and its nearest atoms."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Unpack, cast
@@ -9,8 +8,8 @@ import pandas as pd
 import torch
 
 from crate_interp.circuits import atom_effects
-from crate_interp.circuits.atom_logits import directions, logit_effects, named
 from crate_interp.circuits.excerpts import excerpts
+from crate_interp.circuits.logits import directions, logit_effects, named
 from crate_interp.core import checks
 from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
@@ -22,7 +21,6 @@ from crate_interp.questions.answers import Loss, check_logits, loss_on
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Chunk, check_one_length
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
-from crate_interp.questions.provenance import digest_of_labels
 from crate_interp.results.result import Result, by, first, sums
 from crate_interp.results.sample_ranges import counted
 from crate_interp.stats.intervals import interval_of_sums, signs
@@ -255,10 +253,6 @@ class MakeAtlas(Question):
         """Returns what run.json and meta record of the question."""
         settings = Atoms(self.top).facts(model)["settings"]
         return {"loss": self.loss.kind, "settings": settings | {"ablate": self.ablate}}
-
-    def read(self) -> Mapping[str, object]:
-        """Returns what else the numbers depend on, by name."""
-        return {"labels": digest_of_labels(self.loss.classes)}
 
     def plan(self, run: Experiment) -> Plan:
         """Yields the passes, and returns the tables of the result."""

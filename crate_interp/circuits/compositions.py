@@ -20,10 +20,10 @@ from crate_interp.models.hooked import HookedModel, check_gradients
 from crate_interp.models.layers.block import CrateBlock
 from crate_interp.models.layers.norm import HookedLayerNorm, HookedNorm
 from crate_interp.models.runtimes import with_weights
-from crate_interp.questions.asking import Experiment, Perhaps, ask
+from crate_interp.questions.asking import Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk, Reading, check_model
 from crate_interp.questions.edited_runs import every_entry, joined, pushed
-from crate_interp.questions.experiment import Pass, Plan, Question, Tables
+from crate_interp.questions.experiment import Pass, Question, Tables
 from crate_interp.questions.provenance import model_meta
 from crate_interp.results.result import Result, sums
 
@@ -195,9 +195,9 @@ class Compositions(Question):
     seed: int
     result = Composition
 
-    def plan(self, run: Experiment) -> Plan:
-        """Yields the passes, and returns the tables of the result."""
-        return (yield Pass("composition", partial(_of_chunk, question=self), Composition.STORED))
+    def passes(self, model: HookedModel) -> Pass:
+        """Returns the pass of the question."""
+        return Pass("composition", partial(_of_chunk, question=self), Composition.STORED)
 
     def bases(self, model: Any) -> Bases:
         """Returns orthonormal bases `[base, d_model, width]`: random, and the heads' by layer."""

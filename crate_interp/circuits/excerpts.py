@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int, UInt8
 from PIL import Image
 from torch import Tensor
 
-from crate_interp.circuits.atom_logits import answer_names
+from crate_interp.circuits.logits import answer_names
 from crate_interp.config import CrateConfig
 from crate_interp.core.run_options import tqdm
 from crate_interp.data import Samples

@@ -27,7 +27,6 @@ from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk, Reading
 from crate_interp.questions.edited_runs import every_entry, from_layer, joined, pieces
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
-from crate_interp.questions.provenance import digest_of_labels
 from crate_interp.results.result import Result, by
 from crate_interp.results.result_files import near_chance
 from crate_interp.stats.bootstrap import RESAMPLES
@@ -219,10 +218,6 @@ class AblateHeads(Question):
         checks.one_of("metric", self.metric, ("loss", "accuracy"))
         check_logits(model, "ablate_heads")
         return replace(self, loss=true_loss(model, samples))
-
-    def read(self) -> Mapping[str, object]:
-        """Returns what else the numbers depend on, by name."""
-        return {"labels": digest_of_labels(self.loss.classes)}
 
     def plan(self, run: Experiment) -> Plan:
         """Yields the passes, and returns the tables of the result."""

@@ -26,7 +26,7 @@ from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hook_points import check_pattern
 from crate_interp.models.hooked import HookedModel, check_gradients, check_hooked
-from crate_interp.models.weight_cache import check_mark
+from crate_interp.models.weights import check_mark
 from crate_interp.questions.edited_runs import with_gradients
 
 Head = tuple[int, int]  # layer, number in the layer

@@ -195,8 +195,27 @@ class CrateConfig:
         if not isinstance(self, CrateConfig.classes[class_name(self.facts)]):
             raise ValueError(f"family={self.family!r} needs CrateConfig(family=...).")
         self._set(**{k: self.facts.get(k) for k in values if getattr(self, k) is None})
-        self._fill_sizes()
-        self._check_steps()
+        # defaults that are computed from other fields
+        square = self.sparse_step in families.SQUARE_STEPS
+        ratio = 1 if square else self.facts["d_mlp_ratio"]
+        self._set(variant=self.variant or "crate", d_mlp=self.d_mlp or self.d_model * ratio)
+        if self.d_head is None:
+            self._set(d_head=self.share("n_heads", "d_model"))
+        if self.output_matrix is None:
+            spans = self.n_heads == 1 and self.d_head == self.d_model
+            left_out = spans and self.family in _NO_MATRIX_FOR_ONE_HEAD
+            self._set(output_matrix=self.variant in ("crate", "fix") and not left_out)
+        steps = (self.facts["sparse_step"], *families.OTHER_STEPS.get(self.family, ()))
+        checks.one_of("sparse_step", self.sparse_step, steps)
+        if square and self.d_mlp != self.d_model:
+            raise ValueError(f"d_mlp={self.d_mlp}: the dictionary is square; leave d_mlp out.")
+        if self.variant in ("t", "identity") and self.n_heads * self.d_head != self.d_model:
+            sizes = f"{self.n_heads} * {self.d_head} != {self.d_model}"
+            raise ValueError(f"variant={self.variant!r}: n_heads * d_head = d_model, not {sizes}.")
+        if self.output_matrix and self.variant not in ("crate", "fix"):
+            raise ValueError(f"variant={self.variant!r} has no output matrix: leave it out.")
+        if self.family not in families.WITH_VARIANTS:
+            checks.one_of("variant", self.variant, ("crate",))
         self._check_kind()
 
     @classmethod
@@ -236,17 +255,6 @@ class CrateConfig:
         names = [name for name in UNTESTABLE if name in self.__dataclass_fields__]
         self._set(assumed=tuple(name for name in names if name not in (*known, *without)))
 
-    def _fill_sizes(self) -> None:
-        """Replaces None by a default that is computed from other fields."""
-        ratio = 1 if self.sparse_step in families.SQUARE_STEPS else self.facts["d_mlp_ratio"]
-        self._set(variant=self.variant or "crate", d_mlp=self.d_mlp or self.d_model * ratio)
-        if self.d_head is None:
-            self._set(d_head=self.share("n_heads", "d_model"))
-        if self.output_matrix is None:
-            spans = self.n_heads == 1 and self.d_head == self.d_model
-            left_out = spans and self.family in _NO_MATRIX_FOR_ONE_HEAD
-            self._set(output_matrix=self.variant in ("crate", "fix") and not left_out)
-
     def share(self, heads: str, width: str) -> int:
         """Returns the width of one head.
 
@@ -257,19 +265,6 @@ class CrateConfig:
         if d % n:
             raise ValueError(f"{heads}={n} must divide {width}={d}: change it, or give d_head.")
         return d // n
-
-    def _check_steps(self) -> None:
-        steps = (self.facts["sparse_step"], *families.OTHER_STEPS.get(self.family, ()))
-        checks.one_of("sparse_step", self.sparse_step, steps)
-        if self.sparse_step in families.SQUARE_STEPS and self.d_mlp != self.d_model:
-            raise ValueError(f"d_mlp={self.d_mlp}: the dictionary is square; leave d_mlp out.")
-        if self.variant in ("t", "identity") and self.n_heads * self.d_head != self.d_model:
-            sizes = f"{self.n_heads} * {self.d_head} != {self.d_model}"
-            raise ValueError(f"variant={self.variant!r}: n_heads * d_head = d_model, not {sizes}.")
-        if self.output_matrix and self.variant not in ("crate", "fix"):
-            raise ValueError(f"variant={self.variant!r} has no output matrix: leave it out.")
-        if self.family not in families.WITH_VARIANTS:
-            checks.one_of("variant", self.variant, ("crate",))
 
     def _check_kind(self) -> None:
         """Checks fields that only one kind of config has."""

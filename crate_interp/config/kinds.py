@@ -135,7 +135,18 @@ class VisionConfig(ImageConfig):
         self._set(stem=self.stem or "linear", class_layers=self.class_layers or 0)
         super()._check_kind()
         if self.stem == "conv":
-            self._check_stem()
+            if "conv_bias" in self.facts:
+                raise ValueError(
+                    f"stem='conv': family {self.family!r} has one convolution already."
+                )
+            side = self.patch_size[0]
+            if self.patch_size != (side, side) or side < 2 or side & (side - 1):
+                sizes = "2, 4, 8 or 16"
+                raise ValueError(f"patch_size={self.patch_size} with stem='conv': give {sizes}.")
+            if self.d_model % (side // 2):
+                raise ValueError(
+                    f"d_model={self.d_model}: stem='conv' needs a multiple of {side // 2}."
+                )
         if self.class_layers and not self.facts.get("class_layers"):
             raise ValueError(f"class_layers={self.class_layers}: only family 'tost' has them.")
         if self.facts["attention"] == "cbsa" and self.grid[0] != self.grid[1]:
@@ -151,18 +162,6 @@ class VisionConfig(ImageConfig):
         values, facts = super().to_dict(), self.facts
         usual = {"stem": facts.get("stem", "linear"), "class_layers": facts.get("class_layers", 0)}
         return {name: one for name, one in values.items() if one != usual.get(name, ...)}
-
-    def _check_stem(self) -> None:
-        if "conv_bias" in self.facts:
-            raise ValueError(f"stem='conv': family {self.family!r} has one convolution already.")
-        side = self.patch_size[0]
-        if self.patch_size != (side, side) or side < 2 or side & (side - 1):
-            sizes = "2, 4, 8 or 16"
-            raise ValueError(f"patch_size={self.patch_size} with stem='conv': give {sizes}.")
-        if self.d_model % (side // 2):
-            raise ValueError(
-                f"d_model={self.d_model}: stem='conv' needs a multiple of {side // 2}."
-            )
 
     head_bias = fact("head_bias", "Whether the map to the classes has a bias.")
 

@@ -127,15 +127,6 @@ def upright_size(image: Image.Image, what: str) -> tuple[int, int]:
     return image.height, image.width
 
 
-def check_depth(mode: str, what: str) -> None:
-    """Raises Undecodable, naming `what`, if a picture has more than 8 bits per channel.
-
-    Such files do not say which value is white.
-    """
-    if mode in (*SIXTEEN_BITS, "F"):
-        raise Undecodable(f"{what} has mode {mode!r} (more than 8 bits): save it in mode L or RGB.")
-
-
 def _unread(what: str, error: Exception) -> ValueError:
     """Returns the error to raise: Undecodable for a bad file, ValueError if the machine failed."""
     of_system = getattr(error, "errno", None) is not None and not isinstance(error, _OF_THE_FILE)

@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -324,21 +323,6 @@ def bad_ones(samples: Samples, start: int, stop: int, masks: bool) -> dict[int, 
         except Undecodable as error:
             bad[number] = str(error)
     return bad
-
-
-def next_of(read: Callable[[int, int], Tensor], number: int, of: int, skip_bad: bool) -> Tensor:
-    """Reads the sample that follows sample `number`; the first sample follows the last.
-
-    read: takes start and stop, and reads the samples from start up to, not including, stop. of: the
-    number of samples. skip_bad: whether to skip samples that cannot be decoded. Raises Undecodable
-    if the following sample cannot be decoded or, with skip_bad, if no sample can be decoded.
-    """
-    for step in range(1, of if skip_bad else 1):
-        following = (number + step) % of
-        with suppress(Undecodable):
-            return read(following, following + 1)
-    following = number if skip_bad else (number + 1) % of
-    return read(following, following + 1)
 
 
 def _run(samples: Samples, start: int, stop: int, masks: bool) -> Run:

@@ -1,7 +1,7 @@
 """Opens `data`: the table of its forms, open_data for images, open_text for text."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -68,35 +68,31 @@ def _named_images(data: str, how: ImageReading) -> Samples:
     return source.images(where, how)
 
 
-def _stream_images(data: Any, how: ImageReading) -> Samples:
-    return streams.image_stream(data, how.pictures, how.limit, how.masks).first_samples()
-
-
 def _one_picture(data: Any, how: ImageReading) -> Samples:
     return texts.sequence_samples([data], how)
-
-
-def _folder(data: Any, how: ImageReading) -> Samples:
-    return folder_listing.folder_samples(str(data), how)
-
-
-def _is_file(data: object) -> bool:
-    return isinstance(data, (str, Path)) and os.path.isfile(data)
-
-
-def _is_folder(data: object) -> bool:
-    return isinstance(data, Path) or (isinstance(data, str) and os.path.isdir(data))
 
 
 # Data has the first form that fits: how to tell, and what makes samples of its images, or of its
 # text.
 FORMS: tuple[tuple[Callable[[Any], bool], Any, Any], ...] = (
     (is_array, texts.tensor_samples, texts.token_samples),
-    (_is_file, _one_picture, texts.file_of_text),
-    (_is_folder, _folder, None),
+    (
+        lambda data: isinstance(data, (str, Path)) and os.path.isfile(data),
+        _one_picture,
+        texts.file_of_text,
+    ),
+    (
+        lambda data: isinstance(data, Path) or (isinstance(data, str) and os.path.isdir(data)),
+        lambda data, how: folder_listing.folder_samples(str(data), how),
+        None,
+    ),
     (lambda data: isinstance(data, str), _named_images, _named_text),
     (lambda data: isinstance(data, Image.Image), _one_picture, None),
-    (streams.is_stream, _stream_images, None),
+    (
+        streams.is_stream,
+        lambda data, how: streams.image_stream(data, how).first_samples(),
+        None,
+    ),
     (is_table, table_samples, texts.table_of_text),
     (texts.is_pair, texts.pair_samples, texts.pair_of_text),
     (texts.is_sequence, texts.sequence_samples, texts.text_sequence),
@@ -115,7 +111,9 @@ def _samples_of(data: Any, kind: str, how: ImageReading | TextReading) -> Sample
     checks.limit(how.limit)
     if streams.is_loader(data):
         data = streams.samples_of_loader(data, tokens=kind == "text")
-    tables.check_not_several(data)
+    if isinstance(data, Mapping) and data and hasattr(data, "column_names"):  # a DatasetDict
+        splits = " or ".join(f'data["{plain(name, 200)}"]' for name in data)
+        raise ValueError(f"the data is a {type(data).__name__}: give one split, {splits}.")
     if isinstance(data, Samples):
         return first(data, how.limit)
     pairs = ((images, text) for fits, images, text in FORMS if fits(data))

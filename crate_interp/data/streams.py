@@ -20,7 +20,7 @@ from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
 from crate_interp.data import items, texts
 from crate_interp.data.items import Item, is_array
-from crate_interp.data.samples import ImageReading, Preprocess, Samples
+from crate_interp.data.samples import ImageReading, Samples
 from crate_interp.data.tables import columns_of, is_table, text_column
 from crate_interp.data.texts import DRAWS, is_pair, is_sequence, names_of
 
@@ -85,9 +85,7 @@ def is_stream(data: object) -> bool:
 
 def image_stream(
     data: Any,
-    preprocess: Preprocess,
-    limit: int | None = None,
-    preprocess_masks: Preprocess | None = None,
+    how: ImageReading,
 ) -> Stream:
     """Returns the images of a stream of rows, batches or items.
 
@@ -100,21 +98,20 @@ def image_stream(
     in order, and, as it is read, for a stream that begins with another sample when it is read
     again.
     """
-    how = ImageReading(preprocess, preprocess_masks)
     if is_table(data):
-        dataset, print_ = _resolved(data, limit)
-        columns = columns_of(dataset, masks=preprocess_masks is not None)
+        dataset, print_ = _resolved(data, how.limit)
+        columns = columns_of(dataset, masks=how.masks is not None)
         rows, names = columns.undecoded(dataset), columns.names
         read = lambda: columns.items(rows)  # noqa: E731
     else:
-        read, print_ = _items_of(data, _separated, limit)
+        read, print_ = _items_of(data, _separated, how.limit)
         names = names_of(data) or names_of(getattr(data, "dataset", None))
 
     def samples_of_rows(rows: Sequence[Item], start: int) -> Samples:
         numbers, labels = range(start, start + len(rows)), [item.label for item in rows]
         return items.item_samples(list(rows), numbers, print_, how, labels=labels, names=names)
 
-    return _stream(read, samples_of_rows, print_, limit, "image")
+    return _stream(read, samples_of_rows, print_, how.limit, "image")
 
 
 def text_stream(data: Any, window_rows: texts.WindowRows, limit: int | None) -> Stream:

@@ -84,13 +84,6 @@ def from_hub(name: str) -> Table:
         raise ValueError(f"cannot load 'hf:{name}': {plain(error, 300)}") from error
 
 
-def check_not_several(data: object) -> None:
-    """Raises ValueError, which names the splits, for a datasets.DatasetDict of several tables."""
-    if isinstance(data, Mapping) and data and hasattr(data, "column_names"):
-        splits = " or ".join(f'data["{plain(name, 200)}"]' for name in data)
-        raise ValueError(f"the data is a {type(data).__name__}: give one split, {splits}.")
-
-
 def table_samples(table: Table, how: ImageReading, fingerprint: str | None = None) -> Samples:
     """Returns the images of a table as samples, with labels and masks if there are any.
 

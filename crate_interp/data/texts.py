@@ -311,7 +311,14 @@ def text_sequence(data: Sized, how: TextReading, labels: list[Any] | None = None
     except ShortTextError:
         if how.encode is None:
             raise
-    return _whole_texts([how.encode(text)[0].cpu() for text in texts])
+    rows = [how.encode(text)[0].cpu() for text in texts]
+    lengths = tuple(map(len, rows))
+    if len(set(lengths)) == 1:
+        return token_samples(torch.stack(rows))
+    whole = token_samples(torch.cat(rows)[None])
+    digest = hashlib.sha256(f"{whole.fingerprint} {lengths}".encode()).hexdigest()
+    print_, read = f"texts:sha256:{digest}", lambda start, stop: torch.stack(rows[start:stop])
+    return Samples(len(rows), None, print_, read, lengths=lengths)
 
 
 def _window_samples(how: TextReading, texts: Iterable[str]) -> Samples:
@@ -327,17 +334,6 @@ def _window_samples(how: TextReading, texts: Iterable[str]) -> Samples:
     tokens = torch.frombuffer(joined, dtype=torch.int64).view(len(groups), -1)
     several = len(set(groups)) < len(groups)  # of some text
     return dataclasses.replace(token_samples(tokens), groups=tuple(groups) if several else None)
-
-
-def _whole_texts(rows: list[Tensor]) -> Samples:
-    """Returns rows of token ids, which may differ in length, as samples."""
-    lengths = tuple(map(len, rows))
-    if len(set(lengths)) == 1:
-        return token_samples(torch.stack(rows))
-    whole = token_samples(torch.cat(rows)[None])
-    digest = hashlib.sha256(f"{whole.fingerprint} {lengths}".encode()).hexdigest()
-    print_, read = f"texts:sha256:{digest}", lambda start, stop: torch.stack(rows[start:stop])
-    return Samples(len(rows), None, print_, read, lengths=lengths)
 
 
 def table_of_text(table: Table, how: TextReading) -> Samples:

@@ -219,8 +219,7 @@ class HookedCrateMAE(ImageMixin, HookedModel):
         pattern = "b (h w) (p q c) -> b c (h p) (w q)"
         return rearrange(pred, pattern, h=height // p, w=width // q, p=p, q=q)
 
-    def _allows_other_sizes(self) -> bool:
-        return True
+    any_size = True
 
     @property
     def full_options(self) -> dict[str, Any]:

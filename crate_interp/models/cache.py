@@ -17,8 +17,7 @@ from crate_interp.core import checks
 from crate_interp.models.hook_aliases import REFUSALS, refuse, resolve
 from crate_interp.models.hook_points import check_atoms, check_read_out
 from crate_interp.models.layers.norm import NoNorm
-from crate_interp.models.weight_cache import Mark, check_mark, mark_of_part
-from crate_interp.models.weights import Answers
+from crate_interp.models.weights import Answers, Mark, check_mark
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 _NEURONS = ("stack_neuron_results", "get_full_resid_decomposition")
@@ -66,7 +65,7 @@ class CrateCache(ActivationCache):
 
     mask: which of the cached tokens are real, `[batch, pos]`, if texts of unequal length were
     padded, else None. `alone(sample)` is the cache of one text without its padding. mark: tells the
-    model that made the activations from others (models/weight_cache.py); None means the mark of
+    model that made the activations from others (models/weights.py); None means the mark of
     `cache_dict`, if it came from a model.
     """
 
@@ -298,7 +297,8 @@ class CrateCache(ActivationCache):
     def _part(self, name: str) -> "CrateCache":
         tower, start = getattr(self.model, name), f"{name}."
         kept = {key[len(start) :]: value for key, value in self.items() if key.startswith(start)}
-        mark = mark_of_part(self.mark or {}, name)
+        marks = (self.mark or {}).items()
+        mark = {key[len(start) :]: one for key, one in marks if key.startswith(start)}
         return CrateCache(kept, tower, self.has_batch_dim, mark=mark)
 
     # the towers' parts of a CLIP's cache, without "visual." and "text." in the names of points

@@ -21,8 +21,7 @@ from crate_interp.models import hook_aliases, hook_points, runtimes
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hook_points import Hooks, NamesFilter, Selector
 from crate_interp.models.saving import SharedModel
-from crate_interp.models.weight_cache import weight_mark
-from crate_interp.models.weights import WeightsMixin
+from crate_interp.models.weights import WeightsMixin, weight_mark
 
 
 def own_config(

@@ -26,9 +26,7 @@ class ImageMixin:
     cfg: CrateConfig
     pos_embed: Any  # a table, or FourierPositions
     hook_pos_embed: HookPoint
-
-    def _allows_other_sizes(self) -> bool:
-        return self.cfg.interpolate_pos or self.cfg.fourier
+    any_size = False  # whether images may be of any size without interpolate_pos
 
     def _check_images(self, images: Tensor) -> Pixels:
         if not isinstance(images, Tensor) or not images.is_floating_point():
@@ -42,7 +40,7 @@ class ImageMixin:
         if images.device.type == "cpu" and readable(images):
             check_preprocessed(cfg, images)
         size, patch = shape[2:], cfg.patch_size
-        if size != cfg.image_size and not self._allows_other_sizes():
+        if size != cfg.image_size and not (self.any_size or cfg.interpolate_pos or cfg.fourier):
             raise ValueError(
                 f"images are {size}, but the model was built for {cfg.image_size}: resize them "
                 f"with model.preprocess, or load it with image_size={size} if it was trained on "

@@ -156,11 +156,28 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
                 count = self.cfg.d_vocab
                 labels = check_labels(labels, tokens.shape, count, "token ids", tokens.device)
         else:
-            self._check_start(given, start, return_type, labels, check)
+            if not isinstance(given, Tensor) or not given.is_floating_point():
+                raise ValueError("start_at_layer takes the stream of floats [batch, pos, d_model].")
+            if return_type in ("loss", "both") or labels is not None:
+                raise ValueError(f"a loss needs tokens, but start_at_layer={start} takes a stream.")
+            self.check_start(start)
+            hooked.check_stream(self, given)
+            if check:
+                hooked.check_finite(given)
             tokens, mask = given, attention_mask
         padding = padding_of(mask, tokens.shape[0], tokens.shape[1], past, tokens.device)
-        z = self._embed(tokens, past, padding) if start_at_layer is None else tokens
-        z = self._through(z, start, stop, start_at_layer is None, past, padding)
+        embedded = start_at_layer is None  # otherwise z is the input of a layer
+        z = self._embed(tokens, past, padding) if embedded else tokens
+        x0 = z if embedded else None
+        visible = contexts(self.cfg, z.shape[1], past, z.device, padding)
+        if past is not None:
+            past.mask = None if padding is None else padding.real
+        last = self.cfg.n_layers if stop is None else stop
+        for layer in range(start, last):
+            z = z if x0 is None and layer == start else self._mixed(z, x0, layer)
+            z = self.blocks[layer](z, visible[layer])
+        if last < self.cfg.n_layers and (embedded or last != start):
+            z = self._mixed(z, x0, last)
         if stop is not None:
             return z
         return self._answer(
@@ -185,30 +202,6 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
             return None
         real = (mask[None] if mask.ndim == 1 else mask).bool()
         return real[:, real.shape[1] - read.shape[1] :].to(read.device)
-
-    def _through(
-        self,
-        z: Stream,
-        start: int,
-        stop: int | None,
-        embedded: bool,
-        past: Past | None,
-        padding: Padding | None,
-    ) -> Stream:
-        """Returns the stream after all layers, or the input of layer `stop`.
-
-        embedded: whether z is the embedding; otherwise it is the input of layer `start`.
-        """
-        x0 = z if embedded else None
-        visible = contexts(self.cfg, z.shape[1], past, z.device, padding)
-        if past is not None:
-            past.mask = None if padding is None else padding.real
-        last = self.cfg.n_layers if stop is None else stop
-        for layer in range(start, last):
-            z = z if x0 is None and layer == start else self._mixed(z, x0, layer)
-            z = self.blocks[layer](z, visible[layer])
-        given = last == self.cfg.n_layers or (x0 is None and last == start)
-        return z if given else self._mixed(z, x0, last)
 
     def _answer(
         self,
@@ -250,18 +243,6 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
             return z
         z = self.resid_lambdas[layer] * z
         return z if x0 is None else z + self.x0_lambdas[layer] * x0
-
-    def _check_start(
-        self, z: Any, start: int, return_type: str | None, labels: object, check: bool
-    ) -> None:
-        if not isinstance(z, Tensor) or not z.is_floating_point():
-            raise ValueError("start_at_layer takes the stream of floats [batch, pos, d_model].")
-        if return_type in ("loss", "both") or labels is not None:
-            raise ValueError(f"a loss needs tokens, but start_at_layer={start} takes a stream.")
-        self.check_start(start)
-        hooked.check_stream(self, z)
-        if check:
-            hooked.check_finite(z)
 
     def check_start(self, layer: int) -> None:
         """Raises ValueError if a stream lacks what the layers from `layer` on read besides it."""

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from crate_interp.config import CrateConfig
-from crate_interp.core.pictures import SIXTEEN_BITS, Picture, Undecodable, check_depth, loaded
+from crate_interp.core.pictures import SIXTEEN_BITS, Picture, Undecodable, loaded
 from crate_interp.measures.checks import all_finite
 
 # one picture or several
@@ -136,7 +136,10 @@ def _resize_and_crop(
 
 def _to_mode(cfg: CrateConfig, image: Image.Image, what: str) -> Image.Image:
     """Returns an 8-bit picture in the model's number of channels."""
-    check_depth(image.mode, what)
+    if image.mode == "F":  # such files do not say which value is white
+        raise Undecodable(
+            f"{what} has mode {image.mode!r} (more than 8 bits): save it in mode L or RGB."
+        )
     if cfg.transparency == "white" and image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image.convert("RGBA"))

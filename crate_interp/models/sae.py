@@ -11,8 +11,15 @@ from torch import Tensor, nn
 from crate_interp.core import checks
 from crate_interp.models.saving import SharedModel
 
-ARCHITECTURES = ("standard", "topk", "jumprelu", "gated")
 NORMALIZATIONS = ("none", "constant_norm_rescale", "layer_norm")
+# the parameters of each architecture besides W_enc, W_dec and b_dec
+_BIASES = {
+    "standard": ("b_enc",),
+    "topk": ("b_enc",),
+    "jumprelu": ("b_enc", "threshold"),
+    "gated": ("b_gate", "b_mag", "r_mag"),
+}
+ARCHITECTURES = tuple(_BIASES)
 _LN_EPS = 1e-5  # SAELens adds this to the standard deviation
 
 
@@ -92,8 +99,9 @@ class SparseAutoencoder(nn.Module, SharedModel):
         directions = torch.randn(cfg.d_sae, cfg.d_in)
         self.W_enc = nn.Parameter(nn.init.kaiming_uniform_(torch.empty(cfg.d_in, cfg.d_sae)))
         self.W_dec = nn.Parameter(directions / directions.norm(dim=-1, keepdim=True))
-        for name, shape in bias_shapes(cfg).items():
-            setattr(self, name, nn.Parameter(torch.zeros(shape)))
+        for name in _BIASES[cfg.architecture]:
+            setattr(self, name, nn.Parameter(torch.zeros(cfg.d_sae)))
+        self.b_dec = nn.Parameter(torch.zeros(cfg.d_in))
 
     def encode(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_sae"]:
         """Returns the features of activations; raises ValueError if their width is not d_in."""
@@ -154,14 +162,3 @@ class SparseAutoencoder(nn.Module, SharedModel):
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_in"]:
         """Returns the reconstruction of x."""
         return self.decode(self.encode(x), x)
-
-
-def bias_shapes(cfg: SAEConfig) -> dict[str, tuple[int, ...]]:
-    """Returns the parameters of an autoencoder besides W_enc and W_dec, with their shapes."""
-    names = {
-        "standard": ("b_enc",),
-        "topk": ("b_enc",),
-        "jumprelu": ("b_enc", "threshold"),
-        "gated": ("b_gate", "b_mag", "r_mag"),
-    }[cfg.architecture]
-    return {name: (cfg.d_sae,) for name in names} | {"b_dec": (cfg.d_in,)}

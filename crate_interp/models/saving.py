@@ -73,7 +73,14 @@ def save(model: nn.Module, folder: Path) -> Path:
         kind, architecture = HUGGING_FACE[type(model).__name__]
         content |= {"model_type": kind, "architectures": [architecture]}
     weights, tokenizer = _own_memory(model.state_dict()), _tokenizer(model)
-    card = _card(values, cfg.model_name or folder.resolve().name, weights)
+    fields = "\n".join(
+        f"| {field} | {markdown(value)} |"
+        for field, value in values.items()
+        if value is not None and field != "family"
+    )
+    name = cfg.model_name or folder.resolve().name
+    params = sum(value.numel() for value in weights.values())
+    card = _CARD.format(name=markdown(name), params=params, family=values["family"], fields=fields)
     with folders.replacing(folder, CONFIG, content) as stage:
         save_file(weights, stage / WEIGHTS, metadata={"format": "pt"})
         if tokenizer is not None:
@@ -81,16 +88,6 @@ def save(model: nn.Module, folder: Path) -> Path:
     if not os.path.lexists(folder / CARD):
         write_text(folder / CARD, card)
     return folder
-
-
-def _card(values: dict[str, Any], name: str, weights: dict[str, Any]) -> str:
-    fields = "\n".join(
-        f"| {field} | {markdown(value)} |"
-        for field, value in values.items()
-        if value is not None and field != "family"
-    )
-    params = sum(value.numel() for value in weights.values())
-    return _CARD.format(name=markdown(name), params=params, family=values["family"], fields=fields)
 
 
 def _tokenizer(model: nn.Module) -> str | None:
@@ -122,15 +119,6 @@ def _own_memory(state: dict[str, Any]) -> dict[str, Any]:
         kept[name] = value.clone() if place in seen else value
         seen.add(place)
     return kept
-
-
-def check_new(folder: Path) -> None:
-    """Raises ValueError unless the folder is empty or does not exist.
-
-    Unfinished files of a process that died do not count.
-    """
-    if not folders.is_free(folder, CONFIG):
-        raise ValueError(f"{str(folder)!r} exists already: give a new folder, or remove it.")
 
 
 class SharedModel(ModelHubMixin):

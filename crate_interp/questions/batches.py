@@ -1,7 +1,7 @@
 """One pass of a model over a chunk of data, batch by batch, with readings of its activations."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,7 +15,14 @@ from crate_interp.core.device_waits import sent
 from crate_interp.core.pictures import Undecodable
 from crate_interp.core.run_options import DEFAULTS, RunOptions
 from crate_interp.data import Data, Samples, open_data, open_text
-from crate_interp.data.samples import Found, Preprocess, bad_ones, grouped, next_of, read_runs
+from crate_interp.data.samples import (
+    Found,
+    ImageReading,
+    Preprocess,
+    bad_ones,
+    grouped,
+    read_runs,
+)
 from crate_interp.data.sources import table_named
 from crate_interp.data.streams import Stream, image_stream, is_stream, text_stream
 from crate_interp.measures.checks import all_finite
@@ -136,8 +143,14 @@ class Chunk:
         After the last sample, this is the first sample. read: `samples.read` or `samples.masks`.
         With skip_bad, samples that `read` cannot decode are skipped.
         """
+        of = self.samples.of
+        for step in range(1, of if self.skip_bad else 1):
+            following = (number + step) % of
+            with suppress(Undecodable):
+                return read(following, following + 1)
+        following = number if self.skip_bad else (number + 1) % of
         try:
-            return next_of(read, number, self.samples.of, self.skip_bad)
+            return read(following, following + 1)
         except Undecodable as error:
             raise ValueError(advised(error)) from None
 
@@ -234,7 +247,7 @@ def data_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -> S
     reader: Any = model
     if model.unit == "windows":
         return text_stream(data, reader.window_rows, options.limit)
-    return image_stream(data, on_cpu(model), options.limit)
+    return image_stream(data, ImageReading(on_cpu(model), limit=options.limit))
 
 
 def on_cpu(model: HookedModel) -> Preprocess:

@@ -170,7 +170,14 @@ class _Reader:
         if isinstance(value, (staticmethod, classmethod, property)):
             inner = [getattr(value, name, None) for name in ("__func__", "fget", "fset")]
             return _hash(kind.__name__, *map(self.of, inner))
-        return self._object(value)
+        # what Python would write to make a copy of an object; the object makes no copy
+        written = copyreg.dispatch_table.get(kind)
+        made = written(value) if written else value.__reduce_ex__(2)
+        made = (made,) if isinstance(made, str) else made  # a name, as of a cached function
+        state = [list(part) if isinstance(part, Iterator) else part for part in made]
+        if not library_of(kind.__module__) or isinstance(made[0], str):
+            state.append(getattr(value, "__dict__", None))  # a reduction may leave it out
+        return _hash("object", self.of(kind), self.of(state))
 
     def parts(self, value: Any) -> dict[str, bytes]:
         """Returns the digests of what a function is made of and what it reads, by name."""
@@ -233,16 +240,6 @@ class _Reader:
             read = (type(one), dict(tensors), own, _hooks_on(one))
             parts[name] = _hash("module", *map(self.of, read))
         return _hash_all("network", parts)
-
-    def _object(self, value: Any) -> bytes:
-        """Reads what Python would write to make a copy of an object; the object makes no copy."""
-        written = copyreg.dispatch_table.get(type(value))
-        made = written(value) if written else value.__reduce_ex__(2)
-        made = (made,) if isinstance(made, str) else made  # a name, as of a cached function
-        parts = [list(part) if isinstance(part, Iterator) else part for part in made]
-        if not library_of(type(value).__module__) or isinstance(made[0], str):
-            parts.append(getattr(value, "__dict__", None))  # a reduction may leave it out
-        return _hash("object", self.of(type(value)), self.of(parts))
 
 
 def _content(cell: types.CellType) -> object:

@@ -19,6 +19,7 @@ from crate_interp.data.samples import Found, Notes, add, contents, noting, table
 from crate_interp.data.streams import Row, Stream
 from crate_interp.models.hooked import HookedModel
 from crate_interp.questions.batches import Chunk, Forward, data_of, nobody, run_layers, samples_of
+from crate_interp.questions.provenance import digest_of_labels
 from crate_interp.questions.untrained_twins import SAMPLES
 from crate_interp.results import sample_ranges
 from crate_interp.results.result import Merge, Result, by, sums
@@ -266,8 +267,16 @@ class Question:
         return {"settings": {one.name: getattr(self, one.name) for one in fields(self) if one.repr}}
 
     def read(self) -> Mapping[str, object]:
-        """Returns what else the numbers depend on, such as functions of the user's, by name."""
-        return {}
+        """Returns what else the numbers depend on, such as functions of the user's, by name.
+
+        For a question with a `loss`, these are the labels.
+        """
+        loss: Any = getattr(self, "loss", None)
+        return {} if loss is None else {"labels": digest_of_labels(loss.classes)}
+
+    def passes(self, model: HookedModel) -> Pass:
+        """Returns the pass of a question that has only one."""
+        raise NotImplementedError
 
     def plan(self, run: "Experiment") -> Plan:
         """Yields a pass, or passes that do not wait for each other; is sent their merged tables.
@@ -275,7 +284,7 @@ class Question:
         Of a list of passes, a list of merged tables is sent. Returns the tables of the result, or a
         function that makes them, which is called unless the folder has the result already.
         """
-        raise NotImplementedError
+        return (yield self.passes(run.model))
 
     def noted(self, meta: dict[str, Any]) -> dict[str, Any]:
         """Returns the meta that the result keeps."""

@@ -16,7 +16,7 @@ from crate_interp.data.streams import Stream
 from crate_interp.measures.checks import AUTOCAST
 from crate_interp.models.autoencoder import DecoderView
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.weight_cache import model_digest, values_of_weights
+from crate_interp.models.weights import model_digest, values_of_weights
 from crate_interp.probes import Probe, labels_of
 from crate_interp.questions.code_digest import Unknown, hooks_of, parts_of
 from crate_interp.results import sample_ranges
@@ -93,13 +93,6 @@ def edits(model: HookedModel) -> list[str]:
         changed = getattr(getattr(block, "mlp", None), "edited", None) or {}
         found += [f"blocks.{layer}.mlp.{name}={value:g}" for name, value in changed.items()]
     return found
-
-
-def functions_of(probes: list[Probe], forward: object) -> dict[str, object]:
-    """Returns the functions of probes and the forward, by the names that `code_of` notes."""
-    kinds = ("measure", "final", "weights")
-    named = {f"{item.name}.{kind}": getattr(item, kind) for item in probes for kind in kinds}
-    return {name: own for name, own in named.items() if own is not None} | {"forward": forward}
 
 
 def code_of(model: nn.Module, read: Mapping[str, object], tag: str | None) -> dict[str, Any]:

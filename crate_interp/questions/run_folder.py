@@ -42,11 +42,21 @@ def in_folder(
     run = json.loads(json.dumps(run, default=lambda number: number.item()))
     with chunks.writable(out):
         out.mkdir(parents=True, exist_ok=True)
-        _check_places(out)
-        (out / chunks.CHUNKS).mkdir(exist_ok=True)
+        parts = out / chunks.CHUNKS
+        for path in (out / chunks.RUN, parts / chunks.LOCK):  # a run does not write through a link
+            files.check_regular(path)
+        if parts.is_symlink():
+            raise ValueError(f"{str(parts)!r} is a link: remove it, or give another folder.")
+        parts.mkdir(exist_ok=True)
     with working(out, shard, every=not resume):
         with chunks.writable(out):
-            remove_leftovers(out)
+            # what dead processes left
+            files.check_regular(out / _FOLD)
+            for folder in (out, parts):
+                files.remove_unfinished(folder)
+            with suppress(OSError), FileLock(out / _FOLD, timeout=0):
+                tidy(out, META)
+                (out / _FOLD).unlink()
             if not resume:
                 _discard(out)
         with alone(out):
@@ -122,16 +132,6 @@ def _is_run(settings: Mapping[str, Any]) -> bool:
     return all(type(settings.get(name)) is kind for name, kind in kinds.items())
 
 
-def _check_places(out: Path) -> None:
-    """Raises ValueError if a run would write through a link."""
-    for path in (out / chunks.RUN, out / chunks.CHUNKS / chunks.LOCK):
-        files.check_regular(path)
-    if (out / chunks.CHUNKS).is_symlink():
-        raise ValueError(
-            f"{str(out / chunks.CHUNKS)!r} is a link: remove it, or give another folder."
-        )
-
-
 def _discard(out: Path) -> None:
     """Removes the settings and chunks of a run; its result stays.
 
@@ -190,16 +190,3 @@ def working(out: Path, shard: chunks.Shard, every: bool) -> Iterator[None]:
                 words = f"another process works in {str(out)!r}, {why}. Wait until it ends."
                 raise ValueError(words) from None
         yield
-
-
-def remove_leftovers(out: Path) -> None:
-    """Removes what dead processes left in the folder of a run.
-
-    Raises ValueError if a lock's name is that of a link or a folder.
-    """
-    files.check_regular(out / _FOLD)
-    for folder in (out, out / chunks.CHUNKS):
-        files.remove_unfinished(folder)
-    with suppress(OSError), FileLock(out / _FOLD, timeout=0):
-        tidy(out, META)
-        (out / _FOLD).unlink()

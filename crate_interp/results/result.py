@@ -1,6 +1,7 @@
 """Results: named tables, where they come from, and the folder that holds them."""
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from crate_interp.core import checks, safe_text
-from crate_interp.core.folders import locked, replacing
+from crate_interp.core.folders import locked, read_index, replacing
 from crate_interp.results import result_files, sample_ranges
 from crate_interp.results.sample_ranges import GroupedSamples
 from crate_interp.stats.contrasts import FEWEST
@@ -180,7 +181,12 @@ class Result(GroupedSamples):
     @classmethod
     def check_folder(cls, folder: str | Path) -> None:
         """Raises ValueError if `save` would refuse a folder because of the files in it."""
-        result_files.check_place(Path(folder), cls.KIND)
+        path = Path(folder) / result_files.META
+        found = read_index(path).get("result")
+        if os.path.lexists(path) and found != cls.KIND:
+            found = safe_text.plain(found)
+            what = f"the {result_files.META} of a result of kind {found!r}, which would be lost"
+            raise ValueError(f"{str(folder)!r} holds {what}: give another folder.")
 
     def save(self, folder: str | Path) -> Path:
         """Writes a parquet file for each table and meta.json into a folder, and returns the folder.
@@ -251,15 +257,22 @@ class Result(GroupedSamples):
             raise ValueError(self.alone)
         if type(other) is not type(self):
             raise ValueError(f"cannot merge {type(other).__name__} into {type(self).__name__}.")
-        _check_same(self.meta, other.meta)
+        mine, theirs = (  # an assumed setting and the same when given are one
+            one.meta | {"config": one.meta.get("config", {}) | {"assumed": None}}
+            for one in (self, other)
+        )
+        for name in dict.fromkeys([*mine, *theirs]):
+            if name not in _OF_A_RUN and mine.get(name) != theirs.get(name):
+                both = f"{checks.quote(mine.get(name))} and {checks.quote(theirs.get(name))}"
+                raise ValueError(f"the results differ in {name}: {both}, and do not merge.")
         if (self._group_of is None) != (other._group_of is None):
             raise ValueError("only one result has groups: measure both with groups=, or neither.")
         shift, tables = sample_ranges.shift(self.meta["data"], other.meta["data"]), {}
         for name, rule in self.STORED.items():
-            theirs = other.stored[name]
-            if shift and "sample" in theirs:
-                theirs = theirs.assign(sample=theirs["sample"] + shift)
-            tables[name] = rule(self.stored[name], theirs, self.meta)
+            rows = other.stored[name]
+            if shift and "sample" in rows:
+                rows = rows.assign(sample=rows["sample"] + shift)
+            tables[name] = rule(self.stored[name], rows, self.meta)
         return type(self)(tables, _merged_meta(self.meta, other.meta))
 
 
@@ -318,16 +331,6 @@ def sums(*keys: str) -> Merge:
         return both.groupby(list(keys), sort=False, dropna=False, as_index=False).sum()
 
     return merge
-
-
-def _check_same(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
-    mine, theirs = (  # an assumed setting and the same when given are one
-        {**meta, "config": {**meta.get("config", {}), "assumed": None}} for meta in (mine, theirs)
-    )
-    for name in dict.fromkeys([*mine, *theirs]):
-        if name not in _OF_A_RUN and mine.get(name) != theirs.get(name):
-            both = f"{checks.quote(mine.get(name))} and {checks.quote(theirs.get(name))}"
-            raise ValueError(f"the results differ in {name}: {both}, and do not merge.")
 
 
 def _merged_meta(mine: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:

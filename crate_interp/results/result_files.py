@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import os
 import struct
 import warnings
 from collections.abc import Collection, Iterator, Mapping
@@ -14,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from crate_interp.core.files import digest_of_bytes, open_regular
-from crate_interp.core.folders import differs, named, read_index
+from crate_interp.core.folders import differs, named
 from crate_interp.core.safe_text import plain
 
 FORMAT, META = 1, "meta.json"
@@ -41,18 +40,6 @@ def read_meta(folder: Path, name: str, kind: str) -> dict[str, Any]:
             f"{plain(found[1])}, but {name}.load of this version reads {kind!r} in format {FORMAT}."
         )
     return meta
-
-
-def check_place(folder: Path, kind: str) -> None:
-    """Raises ValueError if saving a result of this kind would overwrite something else.
-
-    It would overwrite a result of another kind, or a meta.json of another program.
-    """
-    path = folder / META
-    found = read_index(path).get("result")
-    if os.path.lexists(path) and found != kind:
-        what = f"the {META} of a result of kind {plain(found)!r}, which would be lost"
-        raise ValueError(f"{str(folder)!r} holds {what}: give another folder.")
 
 
 def read_tables(

@@ -103,7 +103,11 @@ def contrast(
     for spread in spreads:
         shares[id(spread.values)] = shares.get(id(spread.values), 0.0) + spread.share
     groups = {id(spread.values): spread.values for spread in spreads}
-    parts = np.stack([shares[key] * _variance(values) for key, values in groups.items()])
+    variances = [
+        shares[key] * (((values - centre(values)) ** 2).sum(axis=0) / (len(values) - 1))
+        for key, values in groups.items()
+    ]
+    parts = np.stack(variances)
     more = np.array([[len(values) - 1] for values in groups.values()], dtype=float)
     total, terms = parts.sum(axis=0), (parts**2 / more).sum(axis=0)
     fewest = np.full(value.shape, more.min())
@@ -142,10 +146,6 @@ def against_networks(
 def centre(values: Networks) -> PerLayer:
     """Returns the mean over networks, without rounding error if all are equal."""
     return np.where((values == values[0]).all(axis=0), values[0], values.mean(axis=0))
-
-
-def _variance(values: Networks) -> PerLayer:
-    return ((values - centre(values)) ** 2).sum(axis=0) / (len(values) - 1)
 
 
 def by_group(

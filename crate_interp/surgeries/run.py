@@ -18,7 +18,7 @@ And each step also removes a part of the layer's own step; `added`, `<g, step>`,
 nothing is removed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Unpack, cast
@@ -37,11 +37,10 @@ from crate_interp.measures.checks import all_finite, in_full_precision
 from crate_interp.models.hooked import HookedModel, check_gradients
 from crate_interp.models.runtimes import with_weights
 from crate_interp.questions.answers import Loss, check_logits, hits, losses, true_loss
-from crate_interp.questions.asking import Experiment, Perhaps, ask
+from crate_interp.questions.asking import Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk, last_point
 from crate_interp.questions.edited_runs import every_entry, joined, with_gradients
-from crate_interp.questions.experiment import Pass, Plan, Question, Tables
-from crate_interp.questions.provenance import digest_of_labels
+from crate_interp.questions.experiment import Pass, Question, Tables
 from crate_interp.surgeries import steps as surgical
 from crate_interp.surgeries.result import ALL, SurgeryResult
 from crate_interp.surgeries.steps import Replacement, Step
@@ -129,14 +128,9 @@ class Surgery(Question):
         names = [step.name for step in steps]
         return replace(self, replacements=names, steps=steps, labels=None, **numbers)
 
-    def read(self) -> Mapping[str, object]:
-        """Returns what else the numbers depend on, by name."""
-        return {"labels": digest_of_labels(self.loss.classes)}
-
-    def plan(self, run: Experiment) -> Plan:
-        """Yields the passes, and returns the tables of the result."""
-        measure = partial(_of_chunk, question=self)
-        return (yield Pass("surgery", measure, SurgeryResult.STORED))
+    def passes(self, model: HookedModel) -> Pass:
+        """Returns the pass of the question."""
+        return Pass("surgery", partial(_of_chunk, question=self), SurgeryResult.STORED)
 
 
 def _steps(model: HookedModel, replacements: Sequence[Replacement] | None) -> list[Step]:

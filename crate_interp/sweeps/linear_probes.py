@@ -339,9 +339,17 @@ def _right(
     from sklearn.linear_model import LogisticRegression
 
     count, found = int(train.sum()), []
-    middle, scale = _scaling(features[:count])
-    features -= middle
-    features /= scale
+    # scikit-learn's scaler is not used, because it would make float64 copies of all rows
+    origin = features[0].astype(float)
+    total, squares = np.zeros_like(origin), np.zeros_like(origin)
+    for start in range(0, count, _ROWS):
+        rows = features[start : min(start + _ROWS, count)]
+        moved = rows - origin  # exactly 0 for a constant column
+        total, squares = total + moved.sum(axis=0), squares + (moved**2).sum(axis=0)
+    off = total / count
+    scale = np.sqrt(np.maximum(squares / count - off**2, 0))
+    features -= origin + off
+    features /= np.where(scale == 0, 1, scale)
     for wanted in answers:
         with warnings.catch_warnings():
             # with permuted labels, the classifier has nothing to converge to
@@ -349,21 +357,3 @@ def _right(
             probe = LogisticRegression(max_iter=1000).fit(features[:count], wanted[train])
         found.append(probe.predict(features[count:]) == wanted[~train])
     return found
-
-
-def _scaling(
-    values: Float[np.ndarray, "row d_model"],
-) -> tuple[Float[np.ndarray, "d_model"], Float[np.ndarray, "d_model"]]:
-    """Returns the means and the standard deviations of the columns.
-
-    The standard deviation is given as 1 for a constant column. scikit-learn's scaler is not used,
-    because it would make float64 copies of all rows.
-    """
-    origin = values[0].astype(float)
-    total, squares = np.zeros_like(origin), np.zeros_like(origin)
-    for start in range(0, len(values), _ROWS):
-        moved = values[start : start + _ROWS] - origin  # exactly 0 for a constant column
-        total, squares = total + moved.sum(axis=0), squares + (moved**2).sum(axis=0)
-    off = total / len(values)
-    scale = np.sqrt(np.maximum(squares / len(values) - off**2, 0))
-    return origin + off, np.where(scale == 0, 1, scale)

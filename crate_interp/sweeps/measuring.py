@@ -22,12 +22,12 @@ from crate_interp.measures.checks import qr
 from crate_interp.measures.rates import head_codes
 from crate_interp.models.autoencoder import DecoderView
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.weight_cache import values_of_weights
+from crate_interp.models.weights import values_of_weights
 from crate_interp.probes import Probe
 from crate_interp.probes.layer_reading import Block, LayerActs, StandIn, around_attention, subspaces
 from crate_interp.probes.probe import is_ours, on_activations, on_final, on_weights
 from crate_interp.questions.batches import Batch, Chunk, Reading, measuring
-from crate_interp.sweeps.control_tables import an_eighth
+from crate_interp.sweeps.layer_curves import an_eighth
 from crate_interp.sweeps.sweep_tables import CONTROLS as COLUMNS
 from crate_interp.sweeps.sweep_tables import Numbers, Tally
 

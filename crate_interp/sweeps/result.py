@@ -11,9 +11,8 @@ from crate_interp.results.result import Result, by, first
 from crate_interp.stats.contrasts import by_group, paired
 from crate_interp.stats.intervals import paired_shares, share_interval, student_interval
 from crate_interp.sweeps import sweep_tables
-from crate_interp.sweeps.control_tables import controls_text
 from crate_interp.sweeps.findings import headline
-from crate_interp.sweeps.layer_curves import even, rows_of
+from crate_interp.sweeps.layer_curves import controls_text, even, rows_of
 from crate_interp.sweeps.moments import errors, errors_over_groups, merged_moments
 
 _EVERY = "every layer"  # the name under which `layers()` keeps its answer

@@ -20,13 +20,13 @@ from crate_interp.models.autoencoder import DecoderView
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.runtimes import with_weights
-from crate_interp.models.weight_cache import weight_mark
+from crate_interp.models.weights import weight_mark
 from crate_interp.probes import BUILT_IN, DEFAULT, OF_MEMBERS, Probe, resolve
 from crate_interp.probes.probe import MASKS
 from crate_interp.questions import batches
-from crate_interp.questions.asking import Experiment, Perhaps, ask
-from crate_interp.questions.experiment import Pass, Plan, Question, Tables
-from crate_interp.questions.provenance import functions_of, model_meta, probes_meta
+from crate_interp.questions.asking import Perhaps, ask
+from crate_interp.questions.experiment import Pass, Question, Tables
+from crate_interp.questions.provenance import model_meta, probes_meta
 from crate_interp.questions.untrained_twins import twin
 from crate_interp.stats.contrasts import MOST_GROUPS
 from crate_interp.sweeps import measuring
@@ -120,15 +120,14 @@ class Sweep(Question):
 
     def read(self) -> Mapping[str, object]:
         """Returns what else the numbers depend on, by name."""
-        return functions_of(list(self.probes), self.forward)
+        kinds = ("measure", "final", "weights")
+        parts = {f"{one.name}.{kind}": getattr(one, kind) for one in self.probes for kind in kinds}
+        named = {name: own for name, own in parts.items() if own is not None}
+        return named | {"forward": self.forward}
 
-    def passes(self) -> Pass:
+    def passes(self, model: HookedModel) -> Pass:
         """Returns the pass that measures the probes."""
         return sweep_pass("sweep", self.probes, self.blocks, self.forward, self.controls)
-
-    def plan(self, run: Experiment) -> Plan:
-        """Yields the passes, and returns the tables of the result."""
-        return (yield self.passes())
 
 
 def sweep_pass(

@@ -20,7 +20,7 @@ from crate_interp.data import Data, Samples
 from crate_interp.data.samples import first
 from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.weight_cache import model_digest
+from crate_interp.models.weights import model_digest
 from crate_interp.probes import Probe
 from crate_interp.questions.batches import Forward, is_store, run_layers, samples_of, with_groups
 from crate_interp.questions.chunks import CHUNKS, RUN

@@ -234,7 +234,7 @@ def watch(
     question, samples = Sweep(probes).opened(model, data, options)
     meta = data_meta(model, samples, options.batch_size) | question.facts(model)
     meta["model_digest"] = ""  # the model is different at every step
-    step = replace(question.passes(), name=_STAGE, apart=True)
+    step = replace(question.passes(model), name=_STAGE, apart=True)
     samples = samples.first_samples() if isinstance(samples, Stream) else samples
     samples, known = _remembered(samples, options.batch_size, step.masks)
     known |= sample_ranges.grouped(samples.groups) if samples.groups else {}

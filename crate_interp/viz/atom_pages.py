@@ -22,8 +22,7 @@ from crate_interp.core.pictures import decoded
 from crate_interp.core.safe_text import cell, visible
 from crate_interp.questions.answers import LOSSES
 from crate_interp.stats.intervals import LEVEL
-from crate_interp.sweeps.atom_statistics import AtomResult
-from crate_interp.sweeps.atom_sums import OCTAVES, histograms
+from crate_interp.sweeps.atom_statistics import OCTAVES, AtomResult, histograms
 from crate_interp.viz.canvas import TEXT, TRAINED, canvas
 from crate_interp.viz.page import inline_svg, picture_uri, result_page, write_page
 

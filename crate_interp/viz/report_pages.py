@@ -16,7 +16,7 @@ from crate_interp.probes import BUILT_IN, DEFAULT, OF_MEMBERS, heading, statisti
 from crate_interp.results.result import as_text
 from crate_interp.results.result_files import assumed
 from crate_interp.results.sample_ranges import counted
-from crate_interp.sweeps import control_tables, findings, layer_curves
+from crate_interp.sweeps import findings, layer_curves
 from crate_interp.sweeps.findings import at_attention, ends, instead_of_u
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.viz.by_layer import change_at_attention, layers
@@ -82,10 +82,10 @@ def report_page(
             shuffled=shuffled,
             strip=findings.strip(result, twins, shuffled),
             curves=layer_curves,
-            controls=control_tables,
+            controls=layer_curves,
             controlled=[
-                (statistic(result.meta, name).title, *control_tables.controls_table(result, name))
-                for name in control_tables.CONTROLLED
+                (statistic(result.meta, name).title, *layer_curves.controls_table(result, name))
+                for name in layer_curves.CONTROLLED
             ],
             hero=[*change, *(by_name[name] for name in first)],
             audited=audited,

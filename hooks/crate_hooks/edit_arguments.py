@@ -1,6 +1,6 @@
 """Arguments of edits: checks, and the heads, atoms or positions to change."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from numbers import Integral, Real
 from typing import Any, Protocol, runtime_checkable
 
@@ -27,8 +27,14 @@ def edited(
         mask = torch.ones((), dtype=torch.bool, device=tensor.device)
         for name, numbers in wanted.items():
             axis = _axis(name, tensor, hook)
-            on = torch.zeros(tensor.shape[axis], dtype=torch.bool, device=tensor.device)
-            on[_inside(name, numbers, tensor.shape[axis], hook)] = True
+            count = tensor.shape[axis]
+            wrong = [number for number in numbers if not -count <= number < count]
+            if wrong:
+                raise ValueError(
+                    f"{name}={wrong[0]}: {at(hook)} has {name} 0 to {count - 1}. Give such numbers."
+                )
+            on = torch.zeros(count, dtype=torch.bool, device=tensor.device)
+            on[list(numbers)] = True
             mask = mask & on.view(-1, *[1] * (tensor.ndim - 1 - axis))
         return torch.where(mask, new, tensor)
 
@@ -66,15 +72,6 @@ def _numbers(name: str, which: Chosen) -> list[int]:
     if not integers or not values:
         raise ValueError(f"{name}={which!r}: give a whole number, a list of them, or None for all.")
     return [int(value) for value in values]
-
-
-def _inside(name: str, numbers: Sequence[int], count: int, hook: Any) -> list[int]:
-    wrong = [number for number in numbers if not -count <= number < count]
-    if wrong:
-        raise ValueError(
-            f"{name}={wrong[0]}: {at(hook)} has {name} 0 to {count - 1}. Give such numbers."
-        )
-    return list(numbers)
 
 
 @runtime_checkable

@@ -163,18 +163,13 @@ def read(
     ]
     try:
         yield results
-        _check_complete(acts_of, names)
+        for layer, acts in acts_of.items():
+            if acts:
+                missing = [point for point in names if point not in acts]
+                raise RuntimeError(
+                    f"layer {layer} fired {', '.join(acts)} but not {', '.join(missing)}: switch "
+                    "the missing points on, for example with model.set_use_attn_result(True)."
+                )
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _check_complete(acts_of: dict[int, dict[str, Tensor]], names: tuple[str, ...]) -> None:
-    """Raises RuntimeError if a layer fired some of its points but not all."""
-    for layer, acts in acts_of.items():
-        if acts:
-            missing = [point for point in names if point not in acts]
-            raise RuntimeError(
-                f"layer {layer} fired {', '.join(acts)} but not {', '.join(missing)}: switch the "
-                "missing points on, for example with model.set_use_attn_result(True)."
-            )

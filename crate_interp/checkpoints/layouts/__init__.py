@@ -31,16 +31,13 @@ def find_layout(shapes: Shapes, family: str | None, where: str) -> Layout:
     if family is not None:
         return of_family[0]  # a later error lists the missing keys
     some = ", ".join(list(shapes)[:4])
-    raise CheckpointError(
-        f"{where} has no published layout: its {len(shapes)} keys begin with {some}, but "
-        f"{_nearest_markers(shapes)}. If only names differ, give rename='s/PATTERN/REPLACEMENT/'. "
-        "ci.bridge.load loads ViT, DeiT, DINOv2, GPT-2 and Llama of transformers."
-    )
-
-
-def _nearest_markers(shapes: Shapes) -> str:
-    """Returns the markers of the layout that shares most with some keys, each with the nearest."""
+    # the layout that shares most with the keys
     near = {marker: nearest(marker, shapes) for layout in LAYOUTS for marker in layout.markers}
     layout = max(LAYOUTS, key=lambda one: sum(map(bool, map(near.get, one.markers))))
     said = [f"{marker} (nearest here: {near[marker] or 'none'})" for marker in layout.markers]
-    return f"{layout.family}, the nearest layout, has {' and '.join(said)}"
+    raise CheckpointError(
+        f"{where} has no published layout: its {len(shapes)} keys begin with {some}, but "
+        f"{layout.family}, the nearest layout, has {' and '.join(said)}. If only names differ, "
+        "give rename='s/PATTERN/REPLACEMENT/'. "
+        "ci.bridge.load loads ViT, DeiT, DINOv2, GPT-2 and Llama of transformers."
+    )

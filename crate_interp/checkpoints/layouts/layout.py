@@ -159,14 +159,6 @@ class Layout:
                 keys |= stack.of_layer(layer)
         return keys
 
-    def with_originals(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Returns the tensors, with each original for which a file holds only its copy.
-
-        `safetensors.torch.save_model` keeps one key of those that share a tensor.
-        """
-        copied = {one: tensors[copy] for copy, one in self.copies.items() if copy in tensors}
-        return {**tensors, **{one: value for one, value in copied.items() if one not in tensors}}
-
     def as_parameters(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns the tensors as views that have the shapes of the parameters.
 

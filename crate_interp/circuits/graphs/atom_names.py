@@ -14,7 +14,6 @@ from PIL import Image
 from scipy.stats import rankdata
 from torch import Tensor
 
-from crate_interp.circuits.atom_logits import answer_names
 from crate_interp.circuits.excerpts import (
     Concept,
     concepts_of_patches,
@@ -23,6 +22,7 @@ from crate_interp.circuits.excerpts import (
     excerpts,
     special_tokens,
 )
+from crate_interp.circuits.logits import answer_names
 from crate_interp.core import checks
 from crate_interp.core.pictures import decoded
 from crate_interp.core.run_options import Run, run_options

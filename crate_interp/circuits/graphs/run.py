@@ -9,7 +9,6 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from crate_interp.circuits.atom_logits import answer_names
 from crate_interp.circuits.excerpts import as_webp, rgb, special_tokens
 from crate_interp.circuits.graphs import question as questions
 from crate_interp.circuits.graphs import result, trust
@@ -18,6 +17,7 @@ from crate_interp.circuits.graphs.derivatives import FREEZABLE, CutPass, Explain
 from crate_interp.circuits.graphs.question import Question, Target
 from crate_interp.circuits.graphs.result import AttributionGraph, node_name
 from crate_interp.circuits.graphs.selection import SKIP, Graph, edge_table, select
+from crate_interp.circuits.logits import answer_names
 from crate_interp.core import checks
 from crate_interp.core.run_options import tqdm
 from crate_interp.core.safe_text import visible

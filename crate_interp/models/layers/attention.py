@@ -70,21 +70,17 @@ class Attention(HookedPart):
     def _written(self, heads: Codes) -> Stream:
         """Returns what the heads write into the stream."""
         if self.cfg.use_attn_result:
-            return self._sum_of_results(heads)
+            pattern = "batch pos head d_head, head d_head d_model -> batch pos head d_model"
+            # hook_result holds each head's contribution with this sign
+            sign = self._result_contribution_scale
+            results = self.hook_result(sign * einsum(heads, self.W_O, pattern))
+            return sign * results.sum(dim=2) + self.b_O
         out = self._output(heads)
         return out if self.gamma is None else self.gamma * out
 
     def _output(self, heads: Codes) -> Stream:
         assert self.out_proj is not None
         return self.out_proj(heads.flatten(2))  # [batch, pos, head * d_head]
-
-    def _sum_of_results(self, heads: Codes) -> Stream:
-        """Returns the output as the sum of each head's own contribution, `hook_result`."""
-        pattern = "batch pos head d_head, head d_head d_model -> batch pos head d_model"
-        # hook_result holds each head's contribution with this sign
-        sign = self._result_contribution_scale
-        results = self.hook_result(sign * einsum(heads, self.W_O, pattern))
-        return sign * results.sum(dim=2) + self.b_O
 
 
 class SubspaceCodes(nn.Module):

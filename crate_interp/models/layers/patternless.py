@@ -53,7 +53,9 @@ class TSSA(SubspaceCodes, Attention):
         """Returns the attention of the normalised stream."""
         codes = self._codes(x).transpose(1, 2)  # [batch, head, pos, d_head]
         if context is None:
-            pi, moment = self._of_all_tokens(codes)
+            pi = self._membership(F.normalize(codes, dim=-2).square())
+            shares = pi / (pi.sum(dim=-1, keepdim=True) + _LEAST_MASS)
+            moment = self.hook_moment(torch.matmul(shares[:, :, None], codes.square()))
         else:
             pi, moment = self._of_earlier_tokens(codes, context)
         weight = self.hook_weight(1 / (1 + moment))
@@ -62,14 +64,6 @@ class TSSA(SubspaceCodes, Attention):
 
     def _membership(self, squares: HeadCodes) -> Float[Tensor, "batch head pos"]:
         return self.hook_pi((squares.sum(dim=-1) * self.temp).softmax(dim=1))
-
-    def _of_all_tokens(
-        self, codes: HeadCodes
-    ) -> tuple[Float[Tensor, "batch head pos"], Float[Tensor, "batch head one d_head"]]:
-        """Returns the membership of each token, and the moments of each subspace."""
-        pi = self._membership(F.normalize(codes, dim=-2).square())
-        shares = pi / (pi.sum(dim=-1, keepdim=True) + _LEAST_MASS)
-        return pi, self.hook_moment(torch.matmul(shares[:, :, None], codes.square()))
 
     def _of_earlier_tokens(
         self, codes: HeadCodes, context: Context
