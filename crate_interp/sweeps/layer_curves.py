@@ -316,10 +316,7 @@ def controls_text(result: Result) -> str:
     for name in CONTROLLED:
         header, rows = controls_table(result, name)
         if rows:
-            config = result.meta["config"]
-            grouped = config.get("subspaces", "query") != "query"  # a group of heads shares one U_k
-            heads = config["value_heads"] if grouped else config["n_heads"]
-            bound = config["d_model"] / 2 * math.log(heads)
+            bound = rate_reduction_bound(result)
             of_each = "\n".join(f"{kind}: {KINDS[kind]}" for kind in header if kind in KINDS)
             return (
                 f"\nNegative controls: {name} over {controlled(result)}, next to the model on the "
@@ -338,3 +335,11 @@ def controlled(result: Result) -> str:
     if counts.min() == counts.max():
         return words
     return f"{words} (random weights; the others on {counts.min()} of them, evenly spread)"
+
+
+def rate_reduction_bound(result: Result) -> float:
+    """Returns d/2 ln K in nats per token, the largest R - R^c for complete orthonormal U."""
+    config = result.meta["config"]
+    grouped = config.get("subspaces", "query") != "query"  # a group of heads shares one U_k
+    heads = config["value_heads"] if grouped else config["n_heads"]
+    return config["d_model"] / 2 * math.log(heads)
