@@ -170,6 +170,8 @@ class AttributionGraph(Result):
         keep, gone = whole.loc["keep"], whole.loc["remove"]
         count, share = int(keep["nodes"]), keep["logit"] / target["logit"]
         few = f"The graph's {count} codes alone give {share:.0%} of {self.answer}."
+        if share < FAITHFUL:
+            few = f"The graph explains little of {self.answer}: its {count} codes give {share:.0%}."
         lead = f"{count} codes are enough for {self.answer}: alone they give {share:.0%} of it."
         others = [
             f"{words} {keep[name] / target['logit']:.0%}"
