@@ -15,7 +15,7 @@ from crate_interp.audits.claims import CLAIMS
 from crate_interp.circuits.excerpts import excerpts
 from crate_interp.questions.batches import samples_of
 from crate_interp.stats.verdicts import SHOWN
-from crate_interp.sweeps.findings import along_layers, at_attention, finding, strip
+from crate_interp.sweeps.findings import along_layers, at_attention, sentences, strip
 from crate_interp.viz.atom_pages import CARDS
 from texts import Page
 
@@ -245,7 +245,7 @@ def test_planted_changes_are_found_and_told_apart(result):
     after = before + np.stack([-2 + 0.1 * noise, 3 + 0.1 * noise, noise], axis=1)
     official = np.stack([20 + noise, 19.6 + noise, 30 + noise], axis=1)
     one = planted(result, before=before, after=after, official=official)
-    second, first = finding(one, []).split(" With every code")
+    second, first = " ".join(sentences(one, [])).split(" With every code")
     assert "rises from 20 nats per token in layer 0 to 30 in layer 2." in first
     words = "Attention lowers R^c of the stream at eps 0.1 in 1 and raises it in 1 of 3 layers"
     assert words in second and "untrained" not in first + second

@@ -113,13 +113,11 @@ def headline(result: "SweepResult") -> str:
     return " ".join([words, *_changes_in_words(result, ()), instead_of_u(result)]).rstrip()
 
 
-def finding(result: "SweepResult", twins: Sequence["SweepResult"]) -> str:
+def sentences(result: "SweepResult", twins: Sequence["SweepResult"]) -> list[str]:
     """Returns the first sentences of a report: each rate, and its untrained copies beside it."""
-    said = _changes_in_words(result, twins)
-    if said:
-        return " ".join(said)
-    name = names(result)[0]  # no rates were measured
-    return f"{statistic(result.meta, name).title}: {ends(result, twins, name)}."
+    name = names(result)[0]
+    without_rates = f"{statistic(result.meta, name).title}: {ends(result, twins, name)}."
+    return _changes_in_words(result, twins) or [without_rates]
 
 
 def _changes_in_words(result: "SweepResult", twins: Sequence["SweepResult"]) -> list[str]:

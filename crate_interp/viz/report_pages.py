@@ -71,12 +71,13 @@ def report_page(
         by_name = {item["name"]: item for part in sections for item in part["panels"]}
         for part in sections:
             part["panels"] = [item for item in part["panels"] if item["name"] not in first]
+        answer, *rest = findings.sentences(result, twins)
         seeds = f"official initialisation, seeds 0 to {len(twins) - 1}" if twins else "none"
         page = result_page(
             result,
             "report.html",
             "what each layer does",
-            said=[findings.finding(result, twins), caution],
+            said=[answer, " ".join([*rest[:1], caution]), *rest[1:]],
             numbers={},
             twins=twins,
             shuffled=shuffled,
@@ -135,7 +136,7 @@ def _caution(result: SweepResult, twins: Sweeps) -> str:
 
 def _summary(result: SweepResult, twins: Sweeps, data: str, caution: str) -> str:
     """Returns the text of summary.txt."""
-    parts = findings.finding(result, twins), assumed(result.meta)
+    parts = *findings.sentences(result, twins), assumed(result.meta)
     table = as_text(*layer_curves.summary(result, twins))
     words = f"{' '.join(part for part in parts if part)}\n"
     words += (
