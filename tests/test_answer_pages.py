@@ -250,7 +250,7 @@ def test_planted_changes_are_found_and_told_apart(result):
     words = "Attention lowers R^c of the stream at eps 0.1 in 1 and raises it in 1 of 3 layers"
     assert words in second and "untrained" not in first + second
     change = 100 * (after / before - 1).mean(axis=0)
-    assert f"({change[0]:+.1f} to {change[1]:+.1f}\u00a0%)." in second
+    assert f"changes by {change[0]:+.1f} to {change[1]:+.1f}\u00a0%." in second
     rows = {row.title: "".join(sign.mark for sign in row.signs) for row in strip(one, [])}
     assert rows == {
         "R^c of the stream falls at attention": "+\N{MINUS SIGN}?",

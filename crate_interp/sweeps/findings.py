@@ -134,11 +134,14 @@ def _changes_in_words(result: "SweepResult", twins: Sequence["SweepResult"]) -> 
         few = interval_words(np.nan, np.nan, of=change.of)
         said.append(
             f"Attention lowers {what} in {falls} and raises it in {rises} of "
-            f"{len(change.signs)} layers ({_per_cents(change.change)}{untrained})"
-            f"{f': {few}' if np.isnan(change.low).all() else ''}."
+            f"{len(change.signs)} layers."
         )
         if rate == "R^c" and not _settings(result).get("norm"):
             said.append("Attention reads LN(Z), where R^c may move the other way: see the audit.")
+        said.append(
+            f"{rate} changes by {_per_cents(change.change)}{untrained}"
+            f"{f': {few}' if np.isnan(change.low).all() else ''}."
+        )
     along = along_layers(result)
     if along is not None:
         known, untrained = [twin for twin in map(along_layers, twins) if twin], ""
