@@ -174,33 +174,6 @@ def bounds_of(number: Number, short: bool = False) -> str:
     return words if short else words + way
 
 
-def findings(result: Result) -> tuple[str, str]:
-    """Returns the answer, in how many layers attention lowers its objective, and one doubt."""
-    claims: Any = result.table("claims")
-    counts = claims[claims["claim"] == "compresses"]["verdict"].value_counts()
-    layers = result.meta["n_layers"]
-    where = f"{result.meta['model'] or 'this model'} on {result.counted_samples()}"
-    if counts.get(verdicts.NOT_APPLICABLE, 0) == layers:
-        none = set(claims["verdict"]) == {verdicts.NOT_APPLICABLE}
-        which = "of the papers" if none else "about attention"
-        return f"No claim {which} applies to the layers of {where}.", ""
-    kept = counts.get(verdicts.KEPT, 0)
-    facts: Any = FAMILIES.get(result.meta["config"]["family"], {})
-    goal = KINDS.get(facts.get("attention"), KINDS["mssa"]).objective
-    whose = f"Attention in {kept} of {layers} layers" if kept else "No layer's attention"
-    answer = f"{whose} lowers {goal} under every scaling, in {where}."
-    rows = main_rows(result, "cells")
-    rows = rows[(rows["number"] == "compresses") & (rows["frame"] == "read")]
-    falls, beyond = (rows["high"] < 0).sum(), (rows["verdict"] == verdicts.KEPT).sum()
-    doubt = (
-        f"As the layers read the tokens it falls in {falls}, and in {beyond} by more than with "
-        "shuffled updates and random output maps."
-    )
-    if not rows["gain"].notna().any():
-        doubt = "Random weights were not measured on these samples, so no layer can be told apart."
-    return answer, doubt
-
-
 def change(rows: pd.DataFrame) -> int | None:
     """Returns whether a number is shown to be nearer to its bounds than with random weights.
 
@@ -323,9 +296,33 @@ class AuditResult(Result):
         lines = [[str(row[name]) for name in header] for row in rows.to_dict("records")]
         return as_text(header, lines)
 
-    def finding(self) -> str:
-        """Returns in how many layers attention lowers its objective, and what is in doubt."""
-        return " ".join(findings(self)).strip()
+    def sentences(self) -> list[str]:
+        """Returns the answer, in how many layers attention lowers its objective, and one doubt."""
+        claims: Any = self.table("claims")
+        counts = claims[claims["claim"] == "compresses"]["verdict"].value_counts()
+        layers = self.meta["n_layers"]
+        where = f"{self.meta['model'] or 'this model'} on {self.counted_samples()}"
+        if counts.get(verdicts.NOT_APPLICABLE, 0) == layers:
+            none = set(claims["verdict"]) == {verdicts.NOT_APPLICABLE}
+            which = "of the papers" if none else "about attention"
+            return [f"No claim {which} applies to the layers of {where}."]
+        kept = counts.get(verdicts.KEPT, 0)
+        facts: Any = FAMILIES.get(self.meta["config"]["family"], {})
+        goal = KINDS.get(facts.get("attention"), KINDS["mssa"]).objective
+        whose = f"Attention in {kept} of {layers} layers" if kept else "No layer's attention"
+        answer = f"{whose} lowers {goal} under every scaling, in {where}."
+        rows = main_rows(self, "cells")
+        rows = rows[(rows["number"] == "compresses") & (rows["frame"] == "read")]
+        falls, beyond = (rows["high"] < 0).sum(), (rows["verdict"] == verdicts.KEPT).sum()
+        doubt = (
+            f"As the layers read the tokens it falls in {falls}, and in {beyond} by more than with "
+            "shuffled updates and random output maps."
+        )
+        if not rows["gain"].notna().any():
+            doubt = (
+                "Random weights were not measured on these samples, so no layer can be told apart."
+            )
+        return [answer, doubt]
 
     def _repr_html_(self) -> str:
         return notebook_view(self._words(), f"<pre>{in_html(self.text())}</pre>")

@@ -99,10 +99,34 @@ class Comparison(Result):
             rows.append([".".join(name), signs, *cells])
         return as_text(["statistic", "layers", "a - b", *beside.values()], rows)
 
+    def sentences(self) -> list[str]:
+        """Returns how many differences are evidence, and how many two untrained networks have."""
+        table: Any = self.table("differences")
+        model, count = self.meta["model"], int(table["p"].notna().sum())
+        if len(table) and not (table["difference"].fillna(0) != 0).any():
+            return [f"{model}: every difference is 0."]
+        if not count:
+            return [f"{model}: no difference has an interval."]
+        held, beyond = int(table["holds"].sum()), int(evidence(table).sum())
+        spread = bool(table["excess_p"].notna().any())
+        said = [
+            ("No evidence of a difference: " if beyond <= LEVEL * count else "")
+            + f"{beyond} of {count} differences "
+            + ("exceed the spread between untrained networks." if spread else "hold."),
+            f"By chance at most {LEVEL * count:.2g} would",
+            f"{held} hold between these networks ({model})." if spread else "",
+        ]
+        alike = table.get("untrained_p", pd.Series(dtype=float))  # not in older results
+        same = (
+            f"two untrained networks, compared in the same way, differ in {(alike <= LEVEL).sum()}"
+        )
+        said[1] += "." if alike.isna().all() else f"; {same}."
+        return [words for words in said if words]
+
     def finding(self) -> str:
         """Returns how many differences are evidence, what stands beside that, and the largest."""
         most = "".join(f"The largest: {words}." for words in list_of_largest(self, count=1))
-        return f"{' '.join(sentences(self))} {most}".strip()
+        return f"{super().finding()} {most}".strip()
 
     def caution(self) -> str:
         """Returns a warning: what intervals leave out, and whether layers are paired by depth."""
@@ -164,29 +188,6 @@ def evidence(differences: pd.DataFrame) -> pd.Series:
     table: Any = differences
     known = bool(table["excess_p"].notna().any())
     return table["holds"] & (table["excess_p"] <= LEVEL) if known else table["holds"]
-
-
-def sentences(result: Result) -> list[str]:
-    """Returns how many differences are evidence, and how many two untrained networks have."""
-    table: Any = result.table("differences")
-    model, count = result.meta["model"], int(table["p"].notna().sum())
-    if len(table) and not (table["difference"].fillna(0) != 0).any():
-        return [f"{model}: every difference is 0."]
-    if not count:
-        return [f"{model}: no difference has an interval."]
-    held, beyond = int(table["holds"].sum()), int(evidence(table).sum())
-    spread = bool(table["excess_p"].notna().any())
-    said = [
-        ("No evidence of a difference: " if beyond <= LEVEL * count else "")
-        + f"{beyond} of {count} differences "
-        + ("exceed the spread between untrained networks." if spread else "hold."),
-        f"By chance at most {LEVEL * count:.2g} would",
-        f"{held} hold between these networks ({model})." if spread else "",
-    ]
-    alike = table.get("untrained_p", pd.Series(dtype=float))  # not in older results
-    same = f"; two untrained networks, compared in the same way, differ in {(alike <= LEVEL).sum()}"
-    said[1] += "." if alike.isna().all() else f"{same}."
-    return [words for words in said if words]
 
 
 def list_of_largest(

@@ -16,7 +16,6 @@ from crate_interp.comparisons.result import (
     largest,
     list_of_largest,
     place,
-    sentences,
     signed,
     span,
     verdict,
@@ -54,7 +53,7 @@ def compare_page(result: Comparison, out: str | Path) -> Path:
         "compare.html",
         "how do the two differ?",
         {"differences.csv": table.map(cell).to_csv(index=False)},
-        said=sentences(result),
+        said=result.sentences(),
         numbers={
             statistic(meta, name).title: rows.drop(columns=["probe", "statistic"])
             for name, rows in by_statistic.items()

@@ -51,8 +51,8 @@ def explore(
     circuit: a circuit to draw on the page; its heads get a ring. sample: the number of the sample
     in the cache. name: the sample's name on the page; None means "sample" and the number. graph:
     the name of a page of `ci.viz.graph` in the same folder, to link to. without:
-    the table of `ci.circuits.switched_off(model, inputs[sample])`; a click then shows the answer
-    without a head, an atom or a patch.
+    the table of `ci.circuits.switched_off(model, inputs[sample])`; the page then opens at the head
+    without which the answer changes most, and shows the answer without a head, an atom or a patch.
 
     The cache must hold attn.hook_pattern of every layer. Other points each add a part to the page:
     attn.hook_q and attn.hook_k; mlp.hook_post; hook_resid_pre with the last hook_resid_post;

@@ -168,11 +168,14 @@ class AttributionGraph(Result):
         """Returns what the graph's codes give alone, what others give there, and the numbers."""
         target, whole = self.meta["target"], self.of("whole").set_index("edit")
         keep, gone = whole.loc["keep"], whole.loc["remove"]
-        count, share = int(keep["nodes"]), keep["logit"] / target["logit"]
-        few = f"The graph's {count} codes alone give {share:.0%} of {self.answer}."
-        if share < FAITHFUL:
-            few = f"The graph explains little of {self.answer}: its {count} codes give {share:.0%}."
+        count, share = int(keep["nodes"]), self.kept
         lead = f"{count} codes are enough for {self.answer}: alone they give {share:.0%} of it."
+        if share < FAITHFUL:
+            lead = (
+                f"The graph explains little of {self.answer}: its {count} codes give {share:.0%}."
+            )
+        elif share < ENOUGH:
+            lead = f"The graph's {count} codes alone give {share:.0%} of {self.answer}."
         others = [
             f"{words} {keep[name] / target['logit']:.0%}"
             for name, words in (
@@ -193,7 +196,7 @@ class AttributionGraph(Result):
         less = "the mean of all logits" if target["versus"] is None else "the other answer"
         known = self.of("agreement")["pearson"]
         return [
-            lead if share >= ENOUGH else few,
+            lead,
             *self.warnings(),
             f"As many of other codes: {', '.join(others)}.",
             f"{begin} {abs(target['logit']):.2f} {'above' if target['logit'] >= 0 else 'below'} "
