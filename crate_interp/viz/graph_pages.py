@@ -35,7 +35,7 @@ def graph(graph: AttributionGraph) -> Html:
         name=name,
         meta=meta,
         graph=graph,
-        said=graph.sentences(),
+        sentences=graph.sentences(),
         picture=None if picture.empty else base64.b64encode(picture["webp"].iloc[0]).decode(),
         data=_data(graph, picture),
         agreement=agreement.assign(untrained=twins["pearson"]).to_dict("records"),

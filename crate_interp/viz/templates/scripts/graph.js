@@ -1,7 +1,6 @@
 "use strict";
 // What is chosen on the page of a graph, how it is drawn, and what pointer, touch and keys do.
 
-const byId = id => document.getElementById(id);
 const numbers = new Map(data.nodes.map((node, number) => [node.id, number]));
 const into = new Map(); // the sum of the weights of all edges into a node
 for (const [source, target, weight] of data.edges)
@@ -11,13 +10,17 @@ const edges = data.edges.map(([source, target, weight, parts]) => ({source: data
   target: data.nodes[target], weight, parts,
   size: Math.abs(weight) / (into.get(target) ?? 1) * data.nodes[target].influence}));
 const start = data.nodes.find(node => node.kind === "target");
-const state = {chosen: start, held: false, nodes: 100, edges: 50, pins: [], groups: []};
+const SHARES = {nodes: 90, edges: 60}; // what the sliders begin with
+// groups: those of graph_groups.js until `own`, when the reader has changed them
+const state = {chosen: start, held: false, ...SHARES, pins: [], groups: [], own: false, marked: ""};
 const HEADS = ["#4477aa", "#ee6677", "#228833", "#aa7711", "#0f8fa8", "#aa3377", "#7a6ad8", "#c05a2e"];
 const SKIP = "#888f96";
 const colourOf = head => head < 0 ? SKIP : HEADS[head % HEADS.length];
 const digits = value => value === null ? "none" : Math.abs(value) >= 1000 || (value && Math.abs(value) < .001)
   ? value.toExponential(1) : String(+value.toPrecision(3));
-let plan = null;
+const picture = byId("picture") && `data:image/webp;base64,${byId("picture").textContent}`;
+const nodeOf = id => data.nodes[numbers.get(id)];
+let plan = null, shown = null, widest = 1;
 
 function part(name, values, parent) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -30,11 +33,11 @@ function part(name, values, parent) {
 
 function held(things, sizeOf, share) { // the largest that hold a share of the sum
   const order = [...things].sort((a, b) => sizeOf(b) - sizeOf(a));
-  const whole = order.reduce((sum, one) => sum + sizeOf(one), 0);
-  const shown = new Set();
+  if (share >= 1) return new Set(order);
+  const whole = order.reduce((sum, one) => sum + sizeOf(one), 0), shown = new Set();
   let sum = 0;
   for (const one of order) {
-    if (sum >= share * whole && shown.size) break;
+    if (sum >= share * whole) break;
     shown.add(one);
     sum += sizeOf(one);
   }
@@ -42,85 +45,87 @@ function held(things, sizeOf, share) { // the largest that hold a share of the s
 }
 
 function visible() {
-  const codes = drawn.filter(node => node.kind === "code");
-  const nodes = held(codes, node => node.influence, state.nodes / 100);
-  for (const node of drawn) if (node.kind !== "code" || state.pins.includes(node)) nodes.add(node);
+  const nodes = held(drawn.filter(node => node !== start), node => node.influence, state.nodes / 100);
+  for (const node of [start, ...state.pins]) nodes.add(node);
   const between = edges.filter(edge => nodes.has(edge.source) && nodes.has(edge.target));
-  const shown = held(between, edge => edge.size, state.edges / 100), strongest = new Map();
-  for (const edge of between) // a code without a line would seem to feed nothing
-    if (edge.source.kind === "code" && edge.size > (strongest.get(edge.source)?.size ?? 0)) strongest.set(edge.source, edge);
-  return {nodes, edges: new Set([...shown, ...strongest.values()])};
+  return {nodes, edges: held(between, edge => edge.size, state.edges / 100)};
 }
 
 // ---- drawing
 
-function curve(from, to) {
-  const bend = Math.max(14, Math.abs(from.y - to.y) / 2);
-  return data.grid === null ? `M${from.x},${from.y}C${from.x},${from.y - bend} ${to.x},${to.y + bend} ${to.x},${to.y}`
-    : `M${from.x},${from.y}Q${(from.x + to.x) / 2},${Math.min(from.y, to.y) - 24} ${to.x},${to.y}`;
+function drawEdges(lines, most, parent) {
+  for (const edge of lines) {
+    const from = plan.spots.get(edge.source), to = plan.spots.get(edge.target);
+    const bend = Math.max(14, Math.abs(from.y - to.y) / 2);
+    part("path", {d: `M${from.x},${from.y}C${from.x},${from.y - bend} ${to.x},${to.y + bend} ${to.x},${to.y}`,
+      stroke: colourOf(edge.parts[0][0]), "stroke-width": .5 + 3.5 * Math.sqrt(edge.size / most),
+      "stroke-opacity": .75, "stroke-dasharray": edge.weight < 0 ? "5 3" : "none", class: "edge"}, parent);
+  }
 }
 
-function draw() {
-  const canvas = byId("canvas"), svg = byId("drawing"), shown = visible();
-  const room = Math.max(300, canvas.clientWidth - 16);
-  plan = data.grid === null ? inTable() : onPictures(room);
+function drawSheet({layer, matrix, shades}, svg) {
+  const [rows, columns] = data.grid, whole = {width: columns, height: rows};
+  const sheet = part("g", {class: "sheet", "data-layer": layer, transform: `matrix(${matrix})`}, svg);
+  part("image", {...whole, href: picture, preserveAspectRatio: "none"}, sheet);
+  shades.forEach((share, patch) => { // where the answer comes from, over all nodes
+    if (share) part("rect", {x: patch % columns, y: Math.floor(patch / columns), width: 1, height: 1,
+      class: share > 0 ? "above" : "below", "fill-opacity": .6 * Math.abs(share)}, sheet);
+  });
+  part("rect", {...whole, class: "rim", "vector-effect": "non-scaling-stroke"}, sheet);
+}
+
+function drawNode(node, touch, svg) {
+  const {x, y} = plan.spots.get(node), size = radius(node);
+  part("circle", {cx: x, cy: y, r: touch, class: "touch"}, svg);
+  const look = {class: "node", "data-id": node.id};
+  const [[a, b], [c, d]] = plan.tile.map(side => side.map(length => length * Math.min(1, size / 7 + .15)));
+  const made = node.kind !== "embedding" ? part("circle", {...look, cx: x, cy: y, r: size}, svg)
+    : part("path", {...look, d: `M${x - a - c},${y - b - d}L${x + a - c},${y + b - d} ${x + a + c},${y + b + d} ${x - a + c},${y - b + d}Z`}, svg);
+  part("title", {}, made).textContent = nameOf(node);
+}
+
+function draw() { // all but what depends on the chosen node
+  const canvas = byId("canvas"), svg = byId("drawing"), room = Math.max(300, canvas.clientWidth - 16);
+  shown = visible();
+  plan = data.grid === null ? inTable(room) : onSheets(room);
   svg.replaceChildren();
   svg.setAttribute("viewBox", `0 0 ${plan.width} ${plan.height}`);
   const scale = Math.max(.75, Math.min(1.5, room / plan.width));
   svg.setAttribute("width", plan.width * scale);
   svg.setAttribute("height", plan.height * scale);
   for (const line of plan.lines) part("line", {...line, class: "rule"}, svg);
-  const uri = byId("picture") && `data:image/webp;base64,${byId("picture").textContent}`;
-  for (const box of plan.pictures)
-    part("image", {...box, href: uri, preserveAspectRatio: "none", opacity: .45}, svg);
-  for (const {share, ...box} of plan.shades) // where the answer comes from, over all nodes
-    if (share) part("rect", {...box, class: share > 0 ? "shade above" : "shade below", opacity: .6 * Math.abs(share)}, svg);
+  for (const plate of plan.plates) part("rect", {...plate, class: "plate"}, svg);
+  for (const sheet of plan.sheets.toReversed()) drawSheet(sheet, svg);
   for (const {x, y, words, quiet} of plan.words)
     part("text", {x, y, class: quiet ? "muted" : ""}, svg).textContent = words;
-  const near = edge => edge.source === state.chosen || edge.target === state.chosen;
-  const focus = state.chosen !== null && state.chosen !== start;
-  const chosen = data.grid !== null || focus ? edges.filter(near) : [];
-  const lines = new Set([...(data.grid === null ? shown.edges : []), ...chosen]
-    .filter(edge => shown.nodes.has(edge.source) && shown.nodes.has(edge.target)));
-  const most = Math.max(...[...lines].map(edge => edge.size), 1e-30);
-  const group = part("g", {}, svg);
-  for (const edge of lines) {
-    const from = plan.spots.get(edge.source), to = plan.spots.get(edge.target);
-    if (!from || !to) continue;
-    part("path", {d: curve(from, to), stroke: colourOf(edge.parts[0][0]),
-      "stroke-width": .5 + 3.5 * Math.sqrt(edge.size / most), "stroke-opacity": .75,
-      "stroke-dasharray": edge.weight < 0 ? "5 3" : "none",
-      class: `edge${focus && !near(edge) ? " dim" : ""}`}, group);
-  }
-  drawNodes(svg, shown, focus);
-  for (const {name, nodes} of state.groups) {
-    const spots = nodes.map(node => plan.spots.get(node)).filter(Boolean);
-    if (!spots.length) continue;
-    for (const spot of spots) part("circle", {cx: spot.x, cy: spot.y, r: 9, class: "ring"}, svg);
-    part("text", {x: spots[0].x + 11, y: spots[0].y - 8}, svg).textContent = name;
-  }
+  widest = Math.max(...[...shown.edges].map(edge => edge.size), 1e-30);
+  drawEdges(shown.edges, widest, part("g", {class: "all"}, svg));
+  part("g", {class: "near"}, svg);
+  for (const node of drawn) if (shown.nodes.has(node)) drawNode(node, 12 / Math.min(1, scale), svg);
+  const places = new Set([...shown.nodes].filter(node => node !== start).map(node => node.pos));
+  for (const token of byId("prompt").querySelectorAll("[data-pos]"))
+    token.classList.toggle("has", places.has(+token.dataset.pos));
+  mark();
 }
 
-function drawNodes(svg, shown, focus) {
-  const reached = new Set([state.chosen]);
-  for (const edge of edges) {
-    if (edge.source === state.chosen) reached.add(edge.target);
-    if (edge.target === state.chosen) reached.add(edge.source);
+function mark() { // what is chosen, what it is linked to, and the marked group
+  const svg = byId("drawing"), focus = state.chosen !== start, group = state.groups.find(one => one.name === state.marked);
+  const near = edges.filter(edge => (edge.source === state.chosen || edge.target === state.chosen)
+    && shown.nodes.has(edge.source) && shown.nodes.has(edge.target));
+  const reached = new Set(focus ? near.flatMap(edge => [edge.source, edge.target]) : group?.nodes);
+  svg.classList.toggle("focus", focus || group !== undefined);
+  svg.querySelector(".near").replaceChildren();
+  if (focus) drawEdges(near, Math.max(widest, ...near.map(edge => edge.size)), svg.querySelector(".near"));
+  for (const sheet of svg.querySelectorAll(".sheet"))
+    sheet.classList.toggle("chosen", focus && +sheet.dataset.layer === state.chosen.layer);
+  for (const made of svg.querySelectorAll(".node")) {
+    const node = nodeOf(made.dataset.id), on = {below: amount(node) < 0, above: amount(node) >= 0,
+      slope: node !== start && node.effect === null, chosen: node === state.chosen, pinned: state.pins.includes(node),
+      member: group?.nodes.includes(node), dim: (focus || group) && node !== state.chosen && !reached.has(node)};
+    for (const [name, is] of Object.entries(on)) made.classList.toggle(name, Boolean(is));
   }
-  for (const node of drawn) {
-    const spot = plan.spots.get(node);
-    if (!spot || !shown.nodes.has(node)) continue;
-    const classes = ["node", amount(node) < 0 ? "below" : "above"];
-    if (node.kind !== "target" && node.effect === null) classes.push("slope");
-    if (node === state.chosen) classes.push("chosen");
-    if (state.pins.includes(node)) classes.push("pinned");
-    if (focus && !reached.has(node)) classes.push("dim");
-    const size = radius(node), seen = {class: classes.join(" "), "data-id": node.id};
-    const made = node.kind === "embedding"
-      ? part("rect", {...seen, x: spot.x - size, y: spot.y - size, width: 2 * size, height: 2 * size}, svg)
-      : part("circle", {...seen, cx: spot.x, cy: spot.y, r: size}, svg);
-    part("title", {}, made).textContent = nameOf(node);
-  }
+  for (const token of byId("prompt").querySelectorAll("[data-pos]"))
+    token.classList.toggle("chosen", focus && +token.dataset.pos === state.chosen.pos);
 }
 
 // ---- words
@@ -132,27 +137,19 @@ function nameOf(node) {
   return node.kind === "embedding" ? `input at ${where}` : `L${node.layer}A${node.atom} at ${where}`;
 }
 
+const plainLabel = node => node.label === "no name" ? "" : node.label.replace(/ \(AUC.*/, "");
+
 // Of the answer, the list has what it really loses without each node, unless slopes add up to it.
 const measured = node => node.kind === "target" && !data.exact;
 
 function list(place, found, other, amountOf = edge => edge.weight) {
   byId(place).replaceChildren(...found.slice(0, 9).map(edge => {
-    const row = document.createElement("li"), button = document.createElement("button");
-    const amount = document.createElement("span"), words = document.createElement("span");
-    const head = document.createElement("small"), [first] = edge.parts;
-    amount.className = "amount";
-    amount.textContent = `${amountOf(edge) > 0 ? "+" : ""}${digits(amountOf(edge))}`;
-    words.textContent = `${nameOf(edge[other])}${edge[other].label ? `: ${edge[other].label}` : ""}`;
-    const swatch = document.createElement("span");
-    swatch.className = "swatch";
+    const node = edge[other], [first] = edge.parts, swatch = make("span", {className: "swatch"});
     swatch.style.background = colourOf(first[0]);
-    if (edge[other].kind !== "bias" && data.heads) head.append(swatch, first[0] < 0 ? "skip" : `head ${first[0]}`);
-    button.append(amount, words, head);
-    button.type = "button";
-    if (edge[other].kind === "bias") button.disabled = true;
-    else button.onclick = () => choose(edge[other], true);
-    row.append(button);
-    return row;
+    const head = node.kind !== "bias" && data.heads ? [swatch, first[0] < 0 ? "skip" : `head ${first[0]}`] : [];
+    return make("li", {}, make("button", {type: "button", disabled: node.kind === "bias", onclick: () => choose(node, true)},
+      make("span", {className: "amount", textContent: `${amountOf(edge) > 0 ? "+" : ""}${digits(amountOf(edge))}`}),
+      make("span", {textContent: `${nameOf(node)}${plainLabel(node) && ": "}${plainLabel(node)}`}), make("small", {}, ...head)));
   }));
   if (!found.length) byId(place).textContent = "nothing in the graph";
 }
@@ -178,35 +175,11 @@ function describe() {
   const codes = fed.filter(edge => edge.source.kind !== "bias").slice(0, 8);
   byId("fed-words").textContent = real ? "(what it loses without each)" : "";
   list("fed", [...codes, ...biases], "source", amountOf);
-  byId("examples").replaceChildren(...(data.examples[node.id.split("@")[0]] ?? []).map(([value, words, uri]) => {
-    const row = document.createElement("li");
-    if (uri) {
-      const picture = document.createElement("img");
-      Object.assign(picture, {src: uri, alt: words, title: `${words}, ${digits(value)}`, width: 48, height: 48});
-      row.append(picture);
-    } else row.textContent = `${words} ${digits(value)}`;
-    return row;
-  }));
+  byId("examples").replaceChildren(...(data.examples[node.id.split("@")[0]] ?? []).map(([value, words, uri]) => !uri
+    ? make("li", {}, `${digits(value)}: ${words}`)
+    : make("li", {}, make("img", {src: uri, alt: words, title: words, width: 52, height: 52}), digits(value))));
   byId("examples-name").hidden = !byId("examples").children.length;
   list("feeds", edges.filter(edge => edge.source === node).sort(bySize), "target");
-}
-
-function drawPins() {
-  byId("pins").hidden = !state.pins.length && !state.groups.length;
-  const button = (words, act) => {
-    const row = document.createElement("li"), made = document.createElement("button");
-    made.type = "button";
-    made.textContent = words;
-    made.onclick = act;
-    row.append(made);
-    return row;
-  };
-  byId("pinned").replaceChildren(...state.pins.map(node => button(nameOf(node), () => choose(node, true))));
-  byId("groups").replaceChildren(...state.groups.map(({name, nodes}) => {
-    const sum = nodes.reduce((total, node) => total + node.attribution, 0);
-    return button(`${name}: ${nodes.map(node => node.id).join(", ")}; attribution ${digits(sum)}; remove the group`,
-      () => { state.groups = state.groups.filter(one => one.name !== name); update(); });
-  }));
 }
 
 function update() {
@@ -216,7 +189,7 @@ function update() {
   byId("edges-words").textContent = `${state.edges}\u00a0%`;
   draw();
   describe();
-  drawPins();
+  listGroups();
   remember();
 }
 
@@ -225,48 +198,59 @@ function update() {
 function remember() {
   const words = new URLSearchParams();
   if (state.held && state.chosen !== start) words.set("node", state.chosen.id);
-  if (state.nodes !== 100) words.set("nodes", state.nodes);
-  if (state.edges !== 50) words.set("edges", state.edges);
+  for (const name in SHARES) if (state[name] !== SHARES[name]) words.set(name, state[name]);
   if (state.pins.length) words.set("pins", state.pins.map(node => node.id).join(","));
-  for (const {name, nodes} of state.groups) words.append("group", `${name}:${nodes.map(node => node.id).join(",")}`);
+  if (state.marked) words.set("marked", state.marked);
+  const own = state.groups.map(({name, nodes}) => `${name}:${nodes.map(node => node.id).join(",")}`);
+  if (state.own) for (const group of own.length ? own : [""]) words.append("group", group);
+  if (`#${words}` === (location.hash || "#")) return; // browsers limit how often an address changes
   try { history.replaceState(null, "", `#${words}`); } catch { /* a frame without an origin */ }
 }
 
 function recall() {
   const words = new URLSearchParams(location.hash.slice(1));
-  const known = names => (names ?? "").split(",").filter(id => numbers.has(id)).map(id => data.nodes[numbers.get(id)])
+  const known = names => (names ?? "").split(",").filter(id => numbers.has(id)).map(nodeOf)
     .filter(node => node.kind === "code" || node.kind === "embedding");
   const [node] = known(words.get("node"));
-  if (node) Object.assign(state, {chosen: node, held: true});
-  for (const name of ["nodes", "edges"]) {
+  Object.assign(state, {chosen: node ?? start, held: node !== undefined, own: words.has("group"), marked: words.get("marked") ?? ""});
+  for (const name in SHARES) {
     const value = parseInt(words.get(name) ?? "", 10);
-    if (value >= 0 && value <= 100) state[name] = value;
+    state[name] = value >= 0 && value <= 100 ? value : SHARES[name];
   }
   state.pins = known(words.get("pins"));
-  state.groups = words.getAll("group").map(text => {
+  state.groups = !state.own ? likeNodes() : words.getAll("group").map(text => {
     const cut = text.lastIndexOf(":");
     return {name: text.slice(0, cut), nodes: known(text.slice(cut + 1))};
   }).filter(group => group.name && group.nodes.length);
+  if (state.own || state.pins.length) byId("pins").open = true;
 }
 
 // ---- pointer and keys
 
 function choose(node, hold) {
-  state.chosen = node;
-  state.held = hold && node !== start;
-  update();
+  Object.assign(state, {chosen: node, held: hold});
+  byId("graph").classList.toggle("held", hold);
+  mark();
+  describe();
+  remember();
+  if (hold) byId("name").scrollIntoView({block: "nearest"});
+  const spot = byId("drawing").querySelector(`[data-id="${node.id}"]`)?.getBoundingClientRect(), card = byId("card");
+  if (hold && spot && getComputedStyle(card).position === "fixed") // a sheet at the foot of a phone hides no chosen node
+    scrollBy(0, Math.max(0, spot.bottom + 24 - card.getBoundingClientRect().top));
 }
 
 function togglePin() {
   const node = state.chosen;
-  if (node.kind === "target") return;
+  if (node === start) return;
   state.pins = state.pins.includes(node) ? state.pins.filter(one => one !== node) : [...state.pins, node];
+  if (state.pins.length) byId("pins").open = true;
   update();
 }
 
-const under = event => {
-  const id = event.target.closest?.(".node")?.dataset.id;
-  return id === undefined ? null : data.nodes[numbers.get(id)];
+const under = event => { // the nearest node of those whose targets lie under the pointer
+  const to = made => { const box = made.getBoundingClientRect(); return Math.hypot(event.clientX - (box.left + box.right) / 2, event.clientY - (box.top + box.bottom) / 2); };
+  const near = document.elementsFromPoint(event.clientX, event.clientY).filter(made => made.matches(".touch")).map(made => made.nextElementSibling);
+  return near.length ? nodeOf(near.reduce((best, made) => to(made) < to(best) ? made : best).dataset.id) : null;
 };
 byId("drawing").addEventListener("pointermove", event => {
   const node = under(event);
@@ -279,24 +263,17 @@ byId("drawing").addEventListener("click", event => {
   else choose(node, true);
 });
 byId("pin").onclick = togglePin;
-byId("group").onclick = () => {
-  const name = byId("group-name").value.replaceAll(":", " ").trim();
-  if (!name || !state.pins.length) return;
-  state.groups = [...state.groups.filter(one => one.name !== name), {name, nodes: state.pins}];
-  state.pins = [];
-  byId("group-name").value = "";
-  update();
-};
+byId("close").onclick = () => choose(start, false);
 for (const name of ["nodes", "edges"])
   byId(name).addEventListener("input", () => { state[name] = +byId(name).value; update(); });
 
 function neighbour(step) {
-  const row = drawn.filter(node => node.layer === state.chosen.layer && visible().nodes.has(node));
+  const row = drawn.filter(node => node.layer === state.chosen.layer && shown.nodes.has(node));
   return row[(row.indexOf(state.chosen) + step + row.length) % row.length];
 }
 
 function along(from, to) {
-  const found = edges.filter(edge => edge[from] === state.chosen && edge[to].kind !== "bias");
+  const found = edges.filter(edge => edge[from] === state.chosen && shown.nodes.has(edge[to]));
   return found.length ? found.reduce((best, edge) => Math.abs(edge.weight) > Math.abs(best.weight) ? edge : best)[to] : null;
 }
 
@@ -311,24 +288,27 @@ document.addEventListener("keydown", event => {
   } else if (event.key === "p" || event.key === "P") togglePin();
 });
 addEventListener("resize", draw);
-addEventListener("hashchange", () => { recall(); update(); });
+addEventListener("hashchange", () => { if (/=|^$/.test(location.hash)) { recall(); update(); } }); // not at "#sure"
 
 const heads = [...new Set(data.edges.flatMap(edge => edge[3].map(([head]) => head)))].sort((a, b) => a - b);
 for (const kind of ["svg", "png"]) byId(`save-${kind}`).addEventListener("click", () =>
   saveDrawing(byId("drawing"), document.title.replace(/[^\w-]+/g, "-"), kind === "png"));
-// the whole text, with the tokens that have nodes marked
-const withNodes = new Set(data.nodes.map(node => node.pos));
-byId("prompt")?.append(...data.tokens.map((words, pos) => {
-  const token = document.createElement(withNodes.has(pos) ? "mark" : "span");
-  token.textContent = words;
+// the whole text or picture, with the tokens that have nodes marked
+if (picture) {
+  byId("prompt").append(make("img", {src: picture, alt: "The whole picture"}));
+  const [rows, columns] = data.grid, over = part("svg", {viewBox: `0 0 ${columns} ${rows}`, preserveAspectRatio: "none"}, byId("prompt"));
+  for (let patch = 0; patch < rows * columns; patch++)
+    part("rect", {x: patch % columns, y: Math.floor(patch / columns), width: 1, height: 1, "data-pos": patch + data.special, "vector-effect": "non-scaling-stroke"}, over);
+} else byId("prompt").append(...data.tokens.map((words, pos) => {
+  const token = make("span", {textContent: words});
+  token.dataset.pos = pos;
   return token;
 }));
-byId("legend").append("Edges, by the head that carries most: ", ...heads.map(head => {
-  const item = document.createElement("span"), swatch = document.createElement("span");
-  swatch.className = "swatch";
+byId("heads")?.append(...heads.map(head => {
+  const swatch = make("span", {className: "swatch"});
   swatch.style.background = colourOf(head);
-  item.append(swatch, head < 0 ? "skip connection " : `${head} `);
-  return item;
-}), data.grid ? "Shades of the patches: the sum of the slopes of all their codes, over the largest of the layer. " : "", "Dashed edges are below 0. Nodes: blue raises the answer, orange lowers it, by what it really loses without the node; hollow ones by their slope, for no forward without them was run. Squares are the input. A cause that is there several times may have no node: each copy has a small slope.");
+  return make("span", {}, swatch, head < 0 ? "skip connection " : `${head} `);
+}));
 recall();
 update();
+byId("canvas").scrollLeft = plan.spots.get(start).x * byId("drawing").clientWidth / plan.width - byId("canvas").clientWidth / 2;

@@ -1,6 +1,12 @@
 "use strict";
-// Where nodes stand: in a table of tokens and layers, or on the patches of a picture for each layer.
+// Where nodes stand: in a table of tokens and layers, or on a leaning picture for each layer.
 
+const byId = id => document.getElementById(id);
+const make = (name, values, ...inside) => {
+  const made = Object.assign(document.createElement(name), values);
+  made.append(...inside);
+  return made;
+};
 const data = JSON.parse(document.getElementById("data").textContent);
 const drawn = data.nodes.filter(node => node.kind !== "bias");
 // What a node adds to the answer: by a real forward without it, or its slope where there is none.
@@ -23,8 +29,9 @@ function tokenName(pos) {
 }
 
 // Nodes in cells of tokens and layers: {x, y} of each node, words and lines, width and height.
-function inTable() {
-  const cells = new Map(), target = drawn.find(node => node.kind === "target");
+function inTable(room) {
+  const small = room < 520;
+  const cells = new Map();
   const place = Math.max(...drawn.map(node => node.pos));
   for (const node of drawn) {
     const key = `${node.layer} ${node.kind === "target" ? place : node.pos}`;
@@ -33,21 +40,21 @@ function inTable() {
   }
   const tokens = [...new Set(drawn.map(node => node.pos))].filter(pos => pos >= 0).sort((a, b) => a - b);
   const across = pos => Math.max(1, ...[...cells].filter(([key]) => +key.split(" ")[1] === pos)
-    .map(([, nodes]) => Math.min(8, Math.ceil(Math.sqrt(2.5 * nodes.length)))));
+    .map(([, nodes]) => Math.min(small ? 5 : 8, Math.ceil(Math.sqrt(2.5 * nodes.length)))));
   const spots = new Map(), words = [], lines = [];
   const left = new Map(), wide = new Map();
   let x = LABEL + 8;
   for (const pos of tokens) {
     wide.set(pos, across(pos));
     left.set(pos, x);
-    x += Math.max(wide.get(pos) * STEP, Math.min(12, tokenName(pos).length) * 7.2) + 12;
+    x += Math.max(wide.get(pos) * STEP, Math.min(12, tokenName(pos).length) * 7.2) + (small ? 5 : 12);
   }
   let y = 12;
   for (let layer = data.layers; layer >= -1; layer--) {
     const own = tokens.map(pos => [pos, cells.get(`${layer} ${pos}`) ?? []]);
     const rows = Math.max(1, ...own.map(([pos, nodes]) => Math.ceil(nodes.length / wide.get(pos))));
     words.push({x: 0, y: y + rows * STEP / 2 + 4, quiet: true,
-      words: layer === data.layers ? "answer" : layer < 0 ? "input" : `L${layer}`});
+      words: layer === data.layers ? `answer ${data.answer.slice(0, 24)}` : layer < 0 ? "input" : `L${layer}`});
     for (const [pos, nodes] of own)
       nodes.forEach((node, i) => spots.set(node, {
         x: left.get(pos) + STEP * (i % wide.get(pos) + .5), y: y + STEP * (Math.floor(i / wide.get(pos)) + .5)}));
@@ -57,50 +64,39 @@ function inTable() {
   }
   for (const pos of tokens) words.push({x: left.get(pos), y: y + 8, words: tokenName(pos)});
   for (const pos of tokens) words.push({x: left.get(pos), y: y + 22, words: String(pos), quiet: true});
-  return {spots, words, lines, pictures: [], shades: [], width: x + 4, height: y + 30, target};
+  return {spots, words, lines, sheets: [], plates: [], tile: [[6, 0], [0, 6]], width: x + 4, height: y + 30};
 }
 
-// Nodes on the patches of a picture for each layer, the answer last.
-function onPictures(room) {
-  const [rows, columns] = data.grid, each = Math.max(2, Math.min(4, Math.floor(room / 210)));
-  const side = Math.min(260, (room - 12 * each) / each), high = side * rows / columns;
-  const spots = new Map(), words = [], pictures = [], shades = [];
-  const strip = Math.max(1, ...Array.from({length: data.layers + 1}, (_, i) =>
-    drawn.filter(node => node.layer === i - 1 && node.pos >= 0 && node.pos < data.special).length));
-  const perLine = Math.max(1, Math.floor((side - 40) / STEP));
-  const below = data.special ? Math.ceil(strip / perLine) * STEP + 6 : 0;
-  const panel = high + below + 34;
-  for (let place = 0; place <= data.layers + 1; place++) {
-    const layer = place - 1, x = (place % each) * (side + 12), y = Math.floor(place / each) * panel;
-    const nodes = drawn.filter(node => node.layer === layer);
-    words.push({x, y: y + 14, quiet: true, words: layer === data.layers ? "answer"
-      : layer < 0 ? "input" : `layer ${layer}`});
-    if (layer === data.layers) {
-      spots.set(nodes[0], {x: x + 14, y: y + 40});
-      words.push({x: x + 30, y: y + 44, words: data.answer.slice(0, 28)});
-      continue;
+// Nodes on a leaning sheet for each layer, the input at the bottom, the answer on top, CLS beside it.
+// A patch is above itself in all layers. `tile` has the sides of a patch, from its middle.
+function onSheets(room) {
+  const [rows, columns] = data.grid, strip = !data.special ? 60 : room < 520 ? 92 : 170;
+  const lean = .23 * (room - strip), across = room - strip - lean - 4;
+  const step = Math.max(60, Math.min(100, 560 / (data.layers + 1))), deep = .8 * step, input = 1.7 * deep;
+  const spots = new Map(), words = [], sheets = [], plates = [], here = new Map();
+  const perLine = Math.floor((strip - 20) / STEP);
+  for (let layer = -1; layer < data.layers; layer++) {
+    const y = 44 + (data.layers - 1 - layer) * step, high = layer < 0 ? input : deep;
+    const place = (u, v) => ({x: strip + lean * (1 - v) + across * u, y: y + high * v});
+    const nodes = drawn.filter(node => node.layer === layer), beside = nodes.filter(node => node.pos < data.special);
+    sheets.push({layer, matrix: [across / columns, 0, -lean / rows, high / rows, strip + lean, y],
+      shades: data.places[layer + 1].slice(data.special)});
+    words.push({x: strip, y: y + 11, quiet: true, words: layer < 0 ? "input" : `layer ${layer}`});
+    const lines = Math.ceil(beside.length / perLine), apart = Math.min(STEP, (step - 22) / Math.max(1, lines - 1));
+    const top = y + (deep - apart * (lines - 1)) / 2; // of what stands beside the sheet
+    if (lines && layer < 0) words.push({x: 2, y: top + 26, quiet: true, words: "CLS"});
+    if (lines) plates.push({x: 1, y: top - 10, width: strip - 12, height: apart * (lines - 1) + 20, rx: 6});
+    beside.forEach((node, i) => spots.set(node, {x: 12 + STEP * (i % perLine), y: top + apart * Math.floor(i / perLine)}));
+    for (const node of nodes.filter(node => node.pos >= data.special)) {
+      const patch = node.pos - data.special, key = `${layer} ${patch}`, count = here.get(key) ?? 0;
+      here.set(key, count + 1);
+      const {x, y} = place((patch % columns + .5) / columns, (Math.floor(patch / columns) + .5) / rows);
+      spots.set(node, {x: x + 9 * Math.sqrt(count) * Math.cos(2.4 * count), y: y + 6 * Math.sqrt(count) * Math.sin(2.4 * count)});
     }
-    pictures.push({x, y: y + 20, width: side, height: high});
-    data.places[place].slice(data.special).forEach((share, patch) => shades.push({share,
-      x: x + side / columns * (patch % columns), y: y + 20 + high / rows * Math.floor(patch / columns),
-      width: side / columns, height: high / rows}));
-    const here = new Map();
-    let special = 0;
-    for (const node of nodes) {
-      if (node.pos < data.special) {
-        spots.set(node, {x: x + 36 + STEP * (special % perLine + .5),
-          y: y + high + 30 + STEP * Math.floor(special / perLine)});
-        special++;
-        continue;
-      }
-      const patch = node.pos - data.special, count = here.get(patch) ?? 0;
-      here.set(patch, count + 1);
-      const turn = count * 2.4, away = 10 * Math.sqrt(count);
-      spots.set(node, {x: x + side / columns * (patch % columns + .5) + away * Math.cos(turn),
-        y: y + 20 + high / rows * (Math.floor(patch / columns) + .5) + away * Math.sin(turn)});
-    }
-    if (special) words.push({x, y: y + high + 34, words: "CLS"});
   }
-  const lines = Math.ceil((data.layers + 2) / each);
-  return {spots, words, lines: [], pictures, shades, width: room, height: lines * panel};
+  const target = drawn.find(node => node.kind === "target");
+  spots.set(target, {x: 16, y: 18});
+  words.push({x: 32, y: 22, words: data.answer.slice(0, 40)});
+  return {spots, words, sheets, plates, lines: [], width: room, height: 48 + data.layers * step + input,
+    tile: [[across / columns / 2, 0], [-lean / rows / 2, input / rows / 2]]};
 }
