@@ -154,11 +154,11 @@ class AttributionGraph(Result):
         """Returns what is wrong with a graph that is not faithful, a sentence each."""
         small = max(self.beyond_size) < CLEAR and int(self.of("whole")["nodes"].iloc[0]) > 0
         reasons = {
-            "The largest activations at the same tokens do as well.": small,
-            "Go by effects, not by attributions: over the graph's own codes they agree with "
-            f"r = {self.slope_agreement:.2f}.": self.slope_agreement < FAITHFUL,
+            "The largest codes at the same tokens do as well.": small,
+            "Trust effects, not attributions: over the graph's codes, r of the two is "
+            f"{self.slope_agreement:.2f}.": self.slope_agreement < FAITHFUL,
             "Too few codes are on to test attributions.": np.isnan(self.predicts),
-            "Do not rely on its attributions: they predict ablations with "
+            "Do not trust the attributions: they predict ablations with "
             f"r = {self.predicts:.2f}.": self.predicts < FAITHFUL,
             "These codes alone do not give half of the answer.": not self.kept >= FAITHFUL,
         }
@@ -176,13 +176,9 @@ class AttributionGraph(Result):
             )
         elif share < ENOUGH:
             lead = f"The graph's {count} codes alone give {share:.0%} of {self.answer}."
-        others = [
-            f"{words} {keep[name] / target['logit']:.0%}"
-            for name, words in (
-                ("largest", "the largest codes there"),
-                ("random_mean", "random codes"),
-            )
-        ]
+        if share < 0:
+            lead = f"The graph does not explain {self.answer}: its {count} codes give the opposite."
+        largest, random = (keep[name] / target["logit"] for name in ("largest", "random_mean"))
         enough, needed = (gain >= CLEAR for gain in self.beyond_size)
         claims = {
             "what is enough": enough and self.kept >= FAITHFUL,
@@ -198,13 +194,14 @@ class AttributionGraph(Result):
         return [
             lead,
             *self.warnings(),
-            f"As many of other codes: {', '.join(others)}.",
+            f"In their place, the {count} largest codes at the same tokens give {largest:.0%}. "
+            f"{count} random codes there give {random:.0%}.",
             f"{begin} {abs(target['logit']):.2f} {'above' if target['logit'] >= 0 else 'below'} "
-            f"{less}. " + f"Attributions choose better than size {better}. " * bool(better)
-            + f"{count} codes alone give {keep['logit']:.2f}, the largest activations "
-            f"there {keep['largest']:.2f}, random codes there {keep['random_mean']:.2f}. Without "
-            f"these codes {gone['logit']:.2f} is left. Attributions predict real ablations of "
-            f"other nodes with r = {known.min():.2f} to {known.max():.2f}, by layer.",
+            f"{less}. " + f"Attributions choose {better} better than size does. " * bool(better)
+            + f"The graph's {count} codes alone give {keep['logit']:.2f}, the largest codes "
+            f"{keep['largest']:.2f}, random codes {keep['random_mean']:.2f}. Without the graph's "
+            f"codes {gone['logit']:.2f} is left. Attributions predict real ablations of other "
+            f"nodes with r = {known.min():.2f} in the worst layer, {known.max():.2f} in the best.",
         ]  # fmt: skip
 
     @property

@@ -74,9 +74,8 @@ function drawSheet({layer, matrix, shades}, svg) {
   part("rect", {...whole, class: "rim", "vector-effect": "non-scaling-stroke"}, sheet);
 }
 
-function drawNode(node, touch, svg) {
+function drawNode(node, svg) {
   const {x, y} = plan.spots.get(node), size = radius(node);
-  part("circle", {cx: x, cy: y, r: touch, class: "touch"}, svg);
   const look = {class: "node", "data-id": node.id};
   const [[a, b], [c, d]] = plan.tile.map(side => side.map(length => length * Math.min(1, size / 7 + .15)));
   const made = node.kind !== "embedding" ? part("circle", {...look, cx: x, cy: y, r: size}, svg)
@@ -101,7 +100,9 @@ function draw() { // all but what depends on the chosen node
   widest = Math.max(...[...shown.edges].map(edge => edge.size), 1e-30);
   drawEdges(shown.edges, widest, part("g", {class: "all"}, svg));
   part("g", {class: "near"}, svg);
-  for (const node of drawn) if (shown.nodes.has(node)) drawNode(node, 12 / Math.min(1, scale), svg);
+  const there = drawn.filter(node => shown.nodes.has(node)), touch = {r: 12 / Math.min(1, scale), class: "touch"};
+  for (const node of there) part("circle", {...touch, cx: plan.spots.get(node).x, cy: plan.spots.get(node).y, "data-of": node.id}, svg);
+  for (const node of there) drawNode(node, svg);
   const places = new Set([...shown.nodes].filter(node => node !== start).map(node => node.pos));
   for (const token of byId("prompt").querySelectorAll("[data-pos]"))
     token.classList.toggle("has", places.has(+token.dataset.pos));
@@ -158,7 +159,7 @@ function describe() {
   const node = state.chosen, bySize = (a, b) => Math.abs(b.weight) - Math.abs(a.weight);
   byId("name").textContent = nameOf(node);
   const words = [];
-  if (node.label) words.push(/\(AUC/.test(node.label) ? `Separates best: ${node.label}; .5 is chance.` : `${node.label}.`);
+  if (plainLabel(node)) words.push(/\(AUC/.test(node.label) ? `Separates best: ${node.label}; .5 is chance.` : `${node.label}.`);
   if (node.kind === "target") words.push(`${digits(node.value)} above ${data.versus}.`);
   if (node.kind === "code") words.push(`Value ${digits(node.value)}.`);
   if (node.kind !== "target") {
@@ -248,9 +249,12 @@ function togglePin() {
 }
 
 const under = event => { // the nearest node of those whose targets lie under the pointer
-  const to = made => { const box = made.getBoundingClientRect(); return Math.hypot(event.clientX - (box.left + box.right) / 2, event.clientY - (box.top + box.bottom) / 2); };
-  const near = document.elementsFromPoint(event.clientX, event.clientY).filter(made => made.matches(".touch")).map(made => made.nextElementSibling);
-  return near.length ? nodeOf(near.reduce((best, made) => to(made) < to(best) ? made : best).dataset.id) : null;
+  const away = touch => {
+    const {x, y, width, height} = touch.getBoundingClientRect();
+    return Math.hypot(event.clientX - x - width / 2, event.clientY - y - height / 2);
+  };
+  const near = document.elementsFromPoint(event.clientX, event.clientY).filter(made => made.matches(".touch"));
+  return near.length ? nodeOf(near.reduce((best, touch) => away(touch) < away(best) ? touch : best).dataset.of) : null;
 };
 byId("drawing").addEventListener("pointermove", event => {
   const node = under(event);

@@ -1,7 +1,7 @@
 "use strict";
 // Groups of nodes: those with like inputs and outputs to begin with, and what the reader makes of them.
 
-const LIKE = .6; // the least cosine of two nodes of a group
+const LIKE = .4; // the least cosine with a group's first node
 
 // Sums of the weights between each code and other nodes, as a unit vector: into it, or out of it.
 function directions(from, to) {
@@ -34,7 +34,7 @@ function nameGroup(nodes, taken) { // by layer and the commonest label, or by la
   return number > 1 ? `${name} ${number}` : name;
 }
 
-// Codes of a layer whose weights have a mean cosine with a first code's, in and out, of LIKE or more.
+// Codes of a layer whose weights have a cosine of LIKE or more with those of a first code, in and out.
 // The codes with most influence come first, so that the groups are the same at every opening.
 function likeNodes() {
   const sides = [directions("source", "target"), directions("target", "source")], groups = [];
@@ -42,7 +42,7 @@ function likeNodes() {
   const cosine = (a, b) => [...a].reduce((sum, [node, weight]) => sum + weight * (b.get(node) ?? 0), 0);
   for (const first of left) {
     const nodes = [...left].filter(node => node === first || (node.layer === first.layer
-      && sides.reduce((sum, side) => sum + cosine(side.get(first), side.get(node)) / 2, 0) >= LIKE));
+      && sides.every(side => cosine(side.get(first), side.get(node)) >= LIKE)));
     for (const node of nodes) left.delete(node);
     if (nodes.length > 1) groups.push({name: nameGroup(nodes, new Set(groups.map(group => group.name))), nodes});
   }

@@ -30,7 +30,7 @@ function tokenName(pos) {
 
 // Nodes in cells of tokens and layers: {x, y} of each node, words and lines, width and height.
 function inTable(room) {
-  const small = room < 520;
+  const small = room < 520, apart = small ? STEP : 18;
   const cells = new Map();
   const place = Math.max(...drawn.map(node => node.pos));
   for (const node of drawn) {
@@ -47,18 +47,18 @@ function inTable(room) {
   for (const pos of tokens) {
     wide.set(pos, across(pos));
     left.set(pos, x);
-    x += Math.max(wide.get(pos) * STEP, Math.min(12, tokenName(pos).length) * 7.2) + (small ? 5 : 12);
+    x += Math.max(wide.get(pos) * apart, Math.min(12, tokenName(pos).length) * 7.2) + (small ? 5 : 12);
   }
   let y = 12;
   for (let layer = data.layers; layer >= -1; layer--) {
     const own = tokens.map(pos => [pos, cells.get(`${layer} ${pos}`) ?? []]);
     const rows = Math.max(1, ...own.map(([pos, nodes]) => Math.ceil(nodes.length / wide.get(pos))));
-    words.push({x: 0, y: y + rows * STEP / 2 + 4, quiet: true,
+    words.push({x: 0, y: y + rows * apart / 2 + 4, quiet: true,
       words: layer === data.layers ? `answer ${data.answer.slice(0, 24)}` : layer < 0 ? "input" : `L${layer}`});
     for (const [pos, nodes] of own)
       nodes.forEach((node, i) => spots.set(node, {
-        x: left.get(pos) + STEP * (i % wide.get(pos) + .5), y: y + STEP * (Math.floor(i / wide.get(pos)) + .5)}));
-    y += rows * STEP + 9;
+        x: left.get(pos) + apart * (i % wide.get(pos) + .5), y: y + apart * (Math.floor(i / wide.get(pos)) + .5)}));
+    y += rows * apart + 9;
     lines.push({x1: 0, x2: x, y1: y, y2: y});
     y += 9;
   }
