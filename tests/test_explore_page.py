@@ -1,4 +1,4 @@
-"""The explorer and the page of a graph in Chromium, by pointer, touch and keys."""
+"""The explorer in Chromium, by pointer, touch and keys."""
 
 import numpy as np
 import pytest
@@ -191,78 +191,6 @@ def test_a_hostile_token_or_label_does_not_run(driven, tmp_path):  # noqa: F811
                 shown.page.set_viewport_size({"width": width, "height": 900})
                 shown.page.emulate_media(color_scheme=scheme)
                 assert overflow(shown.page) + low_contrast(shown.page) == []
-
-
-TEXT = "In the beginning was the Word, and the"
-
-
-@pytest.fixture(scope="module")
-def graph():
-    return ci.graph(ci.load("crate-tiny-lm"), TEXT, most=80)
-
-
-@pytest.fixture(scope="module")
-def page(graph, tmp_path_factory):
-    return ci.viz.graph(graph).save(tmp_path_factory.mktemp("graph") / "text.html")
-
-
-def largest(graph):
-    nodes = graph.table("nodes")
-    return nodes[nodes["atom"] >= 0].nlargest(1, "influence").iloc[0]
-
-
-def test_pointing_at_a_node_shows_what_feeds_it(driven, page, graph):  # noqa: F811
-    node = largest(graph)
-    with opened(driven, page) as shown:
-        assert shown.page.inner_text("#name") == graph.answer
-        shown.page.hover(f"[data-id='{node['node']}']")
-        words = shown.page.inner_text("#card")
-        assert f"L{node['layer']}A{node['atom']}" in words and "really changes by" in words
-        edges = graph.table("edges")
-        weights = edges[edges["target"] == node["node"]].groupby("source")["weight"].sum()
-        codes = weights[~weights.index.str.startswith("B")]
-        strongest = codes.abs().idxmax()
-        first = shown.page.inner_text("#fed li")
-        assert f"{codes[strongest]:.3g}".rstrip("0") in first.replace("+", "")
-        # pointing elsewhere lets go, a click holds
-        shown.page.hover("h1")
-        assert shown.page.inner_text("#name") == graph.answer
-        shown.page.click(f"[data-id='{node['node']}']")
-        shown.page.hover("h1")
-        assert f"L{node['layer']}A{node['atom']}" in shown.page.inner_text("#name")
-        assert not shown.wrong and not shown.asked
-
-
-def test_keys_follow_edges_and_pin(driven, page, graph):  # noqa: F811
-    with opened(driven, page) as shown:
-        shown.page.focus("#canvas")
-        shown.page.keyboard.press("ArrowDown")
-        edges = graph.table("edges")
-        into = edges[(edges["target"] == "logit") & ~edges["source"].str.startswith("B")]
-        strongest = into.groupby("source")["weight"].sum().abs().idxmax()
-        assert strongest.split("@")[0] in shown.page.inner_text("#name")
-        shown.page.keyboard.press("p")
-        assert shown.page.is_visible("#pins") and "pins=" in shown.page.url
-        shown.page.keyboard.press("Escape")
-        assert shown.page.inner_text("#name") == graph.answer
-        assert not shown.wrong
-
-
-def test_sliders_hide_and_the_address_keeps(driven, page):  # noqa: F811
-    with opened(driven, page) as shown:
-        every = shown.page.locator(".node").count()
-        lines = shown.page.locator(".edge").count()
-        shown.page.evaluate(
-            "for (const [id, value] of [['nodes', 30], ['edges', 10]]) {"
-            " document.getElementById(id).value = value;"
-            " document.getElementById(id).dispatchEvent(new Event('input')); }"
-        )
-        fewer = shown.page.locator(".node").count()
-        assert fewer < every and shown.page.locator(".edge").count() < lines
-        assert "nodes=30" in shown.page.url and "edges=10" in shown.page.url
-        shown.page.reload()
-        assert shown.page.locator(".node").count() == fewer
-        assert not shown.wrong
 
 
 def test_the_explorer_links_to_a_graph_beside_it(tmp_path):

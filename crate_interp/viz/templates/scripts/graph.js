@@ -263,8 +263,7 @@ byId("drawing").addEventListener("pointermove", event => {
 byId("canvas").addEventListener("pointerleave", () => { if (!state.held) choose(start, false); });
 byId("drawing").addEventListener("click", event => {
   const node = under(event);
-  if (!node || (state.held && node === state.chosen)) choose(start, false);
-  else choose(node, true);
+  choose(node ?? start, node !== null);
 });
 byId("pin").onclick = togglePin;
 byId("close").onclick = () => choose(start, false);

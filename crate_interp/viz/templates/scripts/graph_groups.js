@@ -74,6 +74,7 @@ function listGroups() {
       state.marked = marked ? "" : group.name;
       choose(start, false);
       listGroups();
+      if (state.marked) byId("canvas").scrollIntoView({block: "nearest"});
     }});
     const name = make("input", {value: group.name, maxLength: 40, size: 20, ariaLabel: "Name of the group"});
     name.onchange = () => rename(group, cleaned(name.value));

@@ -30,7 +30,7 @@ function tokenName(pos) {
 
 // Nodes in cells of tokens and layers: {x, y} of each node, words and lines, width and height.
 function inTable(room) {
-  const small = room < 520, apart = small ? STEP : 18;
+  const small = room < 520, apart = small ? STEP : 17;
   const cells = new Map();
   const place = Math.max(...drawn.map(node => node.pos));
   for (const node of drawn) {
@@ -40,14 +40,14 @@ function inTable(room) {
   }
   const tokens = [...new Set(drawn.map(node => node.pos))].filter(pos => pos >= 0).sort((a, b) => a - b);
   const across = pos => Math.max(1, ...[...cells].filter(([key]) => +key.split(" ")[1] === pos)
-    .map(([, nodes]) => Math.min(small ? 5 : 8, Math.ceil(Math.sqrt(2.5 * nodes.length)))));
+    .map(([, nodes]) => Math.min(small ? 5 : 6, Math.ceil(Math.sqrt(2.5 * nodes.length)))));
   const spots = new Map(), words = [], lines = [];
   const left = new Map(), wide = new Map();
   let x = LABEL + 8;
   for (const pos of tokens) {
     wide.set(pos, across(pos));
     left.set(pos, x);
-    x += Math.max(wide.get(pos) * apart, Math.min(12, tokenName(pos).length) * 7.2) + (small ? 5 : 12);
+    x += Math.max(wide.get(pos) * apart, Math.min(12, tokenName(pos).length) * 7.2) + (small ? 5 : 7);
   }
   let y = 12;
   for (let layer = data.layers; layer >= -1; layer--) {
