@@ -56,7 +56,7 @@ def views(out: Path) -> Pages:
             ["the model expects", "continues with"],
         ),
     }
-    pages["graph-image"] = (view.graph(ci.graph(model, images[0])), ["How far to trust it"])
+    pages["graph-image"] = (view.graph(ci.graph(model, images[0])), ["How sure?"])
     pages["graph-text"] = (view.graph(ci.graph(lm, TEXT)), ["Attributions predict"])
     return {name: (page.save(out / f"{name}.html"), words) for name, (page, words) in pages.items()}
 

@@ -11,6 +11,7 @@ WHOLE = (
     "test_audit_numbers.py",
     "test_answer_pages.py",
     "test_explore_page.py",
+    "test_graph_page.py",
     "test_pages.py",
 )
 

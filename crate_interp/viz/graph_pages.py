@@ -16,13 +16,21 @@ _HEADS = 3  # of an edge, those with the largest parts, are named on the page
 
 
 def graph(graph: AttributionGraph) -> Html:
-    """Returns a page of an attribution graph on which nodes and edges are pointed at and pinned.
+    """Returns a page that shows which codes made one answer, to point at and to share.
 
-    Layers go upwards, tokens across; nodes of an image stand on their patches, one picture for each
-    layer. A node is as large as what the answer loses without it, a hollow one as its slope. An
-    edge is as wide as its weight; its colour is that of the head that carries most of it. Two
-    sliders hide what holds least of the influence. Pinned nodes may be named as a group. The
-    address keeps the state. The page is one file that needs no internet and runs no model.
+    Layers go upwards, tokens across; nodes of an image stand on their patches, on a leaning picture
+    for each layer. A node is as large as what the answer loses without it, a hollow one as its
+    slope. An edge is as wide as its weight; its colour is that of the head that carries most of it.
+    Two sliders hide what holds least of the influence. Codes of like inputs and outputs come as
+    groups, and pinned nodes may be named as a group. The address keeps the state. The page is one
+    file that needs no internet and runs no model.
+
+    Args:
+        graph: An attribution graph from `ci.graph`. With `names=` the page shows where each code
+            is largest in the data.
+
+    Returns:
+        The page; `.save(path)` writes it.
     """
     meta, name, picture = graph.meta, model_name(graph.meta), graph.table("picture")
     title = plain(f"{name}: {graph.question}")

@@ -190,7 +190,11 @@ class AttributionGraph(Result):
         if target["answer"] == self.top:
             begin = f"{plain(self.meta['model'] or 'The model')} answers {self.answer}{where},"
         less = "the mean of all logits" if target["versus"] is None else "the other answer"
-        known = self.of("agreement")["pearson"]
+        known = self.of("agreement")["pearson"].dropna()
+        tested = (
+            " Attributions predict real ablations of other nodes with "
+            f"r = {known.min():.2f} in the worst layer, {known.max():.2f} in the best."
+        )
         return [
             lead,
             *self.warnings(),
@@ -200,8 +204,7 @@ class AttributionGraph(Result):
             f"{less}. " + f"Attributions choose {better} better than size does. " * bool(better)
             + f"The graph's {count} codes alone give {keep['logit']:.2f}, the largest codes "
             f"{keep['largest']:.2f}, random codes {keep['random_mean']:.2f}. Without the graph's "
-            f"codes {gone['logit']:.2f} is left. Attributions predict real ablations of other "
-            f"nodes with r = {known.min():.2f} in the worst layer, {known.max():.2f} in the best.",
+            f"codes {gone['logit']:.2f} is left." + tested * bool(len(known)),
         ]  # fmt: skip
 
     @property

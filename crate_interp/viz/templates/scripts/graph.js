@@ -89,7 +89,7 @@ function draw() { // all but what depends on the chosen node
   plan = data.grid === null ? inTable(room) : onSheets(room);
   svg.replaceChildren();
   svg.setAttribute("viewBox", `0 0 ${plan.width} ${plan.height}`);
-  const scale = Math.max(.75, Math.min(1.5, room / plan.width));
+  const scale = Math.max(.75, Math.min(1.2, room / plan.width));
   svg.setAttribute("width", plan.width * scale);
   svg.setAttribute("height", plan.height * scale);
   for (const line of plan.lines) part("line", {...line, class: "rule"}, svg);
@@ -297,16 +297,22 @@ const heads = [...new Set(data.edges.flatMap(edge => edge[3].map(([head]) => hea
 for (const kind of ["svg", "png"]) byId(`save-${kind}`).addEventListener("click", () =>
   saveDrawing(byId("drawing"), document.title.replace(/[^\w-]+/g, "-"), kind === "png"));
 // the whole text or picture, with the tokens that have nodes marked
-if (picture) {
-  byId("prompt").append(make("img", {src: picture, alt: "The whole picture"}));
-  const [rows, columns] = data.grid, over = part("svg", {viewBox: `0 0 ${columns} ${rows}`, preserveAspectRatio: "none"}, byId("prompt"));
+function showWhole() {
+  const whole = byId("prompt");
+  if (!picture) {
+    whole.classList.toggle("apart", !data.tokens.some(words => /\s/.test(words))); // numbers, for example
+    for (const words of data.tokens) whole.append(make("span", {textContent: words}));
+    return [...whole.children].forEach((token, pos) => { token.dataset.pos = pos; });
+  }
+  const [rows, columns] = data.grid;
+  whole.append(make("img", {src: picture, alt: "The whole picture"}));
+  const over = part("svg", {viewBox: `0 0 ${columns} ${rows}`, preserveAspectRatio: "none"}, whole);
   for (let patch = 0; patch < rows * columns; patch++)
-    part("rect", {x: patch % columns, y: Math.floor(patch / columns), width: 1, height: 1, "data-pos": patch + data.special, "vector-effect": "non-scaling-stroke"}, over);
-} else byId("prompt").append(...data.tokens.map((words, pos) => {
-  const token = make("span", {textContent: words});
-  token.dataset.pos = pos;
-  return token;
-}));
+    part("rect", {x: patch % columns, y: Math.floor(patch / columns), width: 1, height: 1,
+      "data-pos": patch + data.special, "vector-effect": "non-scaling-stroke"}, over);
+}
+
+showWhole();
 byId("heads")?.append(...heads.map(head => {
   const swatch = make("span", {className: "swatch"});
   swatch.style.background = colourOf(head);

@@ -39,8 +39,9 @@ function inTable(room) {
     cells.get(key).push(node);
   }
   const tokens = [...new Set(drawn.map(node => node.pos))].filter(pos => pos >= 0).sort((a, b) => a - b);
+  const most = tokens.length < 8 ? 9 : small ? 5 : 6; // nodes in a line of a cell
   const across = pos => Math.max(1, ...[...cells].filter(([key]) => +key.split(" ")[1] === pos)
-    .map(([, nodes]) => Math.min(small ? 5 : 6, Math.ceil(Math.sqrt(2.5 * nodes.length)))));
+    .map(([, nodes]) => Math.min(most, Math.ceil(Math.sqrt(2.5 * nodes.length)))));
   const spots = new Map(), words = [], lines = [];
   const left = new Map(), wide = new Map();
   let x = LABEL + 8;
