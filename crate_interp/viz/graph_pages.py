@@ -10,9 +10,11 @@ from crate_interp.circuits.graphs import result
 from crate_interp.circuits.graphs.result import UNTRAINED, AttributionGraph
 from crate_interp.core.safe_text import plain
 from crate_interp.results.result import model_name
+from crate_interp.viz.circuit_figures import graph_figure
 from crate_interp.viz.page import Html, data_uri, sources
 
 _HEADS = 3  # of an edge, those with the largest parts, are named on the page
+_STILL = 30  # codes in the figure that stands for the page where no JavaScript runs
 
 
 def graph(graph: AttributionGraph) -> Html:
@@ -43,7 +45,8 @@ def graph(graph: AttributionGraph) -> Html:
         name=name,
         meta=meta,
         graph=graph,
-        sentences=graph.sentences(),
+        said=graph.sentences(),
+        still=graph_figure(graph, most=_STILL),
         picture=None if picture.empty else base64.b64encode(picture["webp"].iloc[0]).decode(),
         data=_data(graph, picture),
         agreement=agreement.assign(untrained=twins["pearson"]).to_dict("records"),
