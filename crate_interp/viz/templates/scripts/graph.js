@@ -86,7 +86,8 @@ function drawNode(node, svg) {
 function draw() { // all but what depends on the chosen node
   const canvas = byId("canvas"), svg = byId("drawing"), room = Math.max(300, canvas.clientWidth - 16);
   shown = visible();
-  plan = data.grid === null ? inTable(room) : onSheets(room);
+  const there = drawn.filter(node => shown.nodes.has(node));
+  plan = data.grid === null ? inTable(room, there) : onSheets(room, there);
   svg.replaceChildren();
   svg.setAttribute("viewBox", `0 0 ${plan.width} ${plan.height}`);
   const scale = Math.max(.75, Math.min(1.2, room / plan.width));
@@ -100,7 +101,7 @@ function draw() { // all but what depends on the chosen node
   widest = Math.max(...[...shown.edges].map(edge => edge.size), 1e-30);
   drawEdges(shown.edges, widest, part("g", {class: "all"}, svg));
   part("g", {class: "near"}, svg);
-  const there = drawn.filter(node => shown.nodes.has(node)), touch = {r: 12 / Math.min(1, scale), class: "touch"};
+  const touch = {r: 12 / Math.min(1, scale), class: "touch"};
   for (const node of there) part("circle", {...touch, cx: plan.spots.get(node).x, cy: plan.spots.get(node).y, "data-of": node.id}, svg);
   for (const node of there) drawNode(node, svg);
   const places = new Set([...shown.nodes].filter(node => node !== start).map(node => node.pos));

@@ -13,7 +13,7 @@ const drawn = data.nodes.filter(node => node.kind !== "bias");
 const amount = node => node.effect ?? node.attribution;
 const largest = Math.max(...drawn.filter(node => node.kind === "code")
   .map(node => Math.abs(amount(node))), 1e-30);
-const STEP = 14, LABEL = 44;
+const STEP = 14;
 
 const radius = node => node.kind === "target" ? 9
   : 2.5 + 4.5 * Math.sqrt(Math.min(1, Math.abs(amount(node)) / largest));
@@ -29,26 +29,26 @@ function tokenName(pos) {
 }
 
 // Nodes in cells of tokens and layers: {x, y} of each node, words and lines, width and height.
-function inTable(room) {
+function inTable(room, shown) {
   const small = room < 520, apart = small ? STEP : 17;
   const cells = new Map();
-  const place = Math.max(...drawn.map(node => node.pos));
-  for (const node of drawn) {
+  const place = Math.max(...shown.map(node => node.pos));
+  for (const node of shown) {
     const key = `${node.layer} ${node.kind === "target" ? place : node.pos}`;
     if (!cells.has(key)) cells.set(key, []);
     cells.get(key).push(node);
   }
-  const tokens = [...new Set(drawn.map(node => node.pos))].filter(pos => pos >= 0).sort((a, b) => a - b);
+  const tokens = [...new Set(shown.map(node => node.pos))].filter(pos => pos >= 0).sort((a, b) => a - b);
   const most = tokens.length < 8 ? 9 : small ? 5 : 6; // nodes in a line of a cell
   const across = pos => Math.max(1, ...[...cells].filter(([key]) => +key.split(" ")[1] === pos)
     .map(([, nodes]) => Math.min(most, Math.ceil(Math.sqrt(2.5 * nodes.length)))));
   const spots = new Map(), words = [], lines = [];
   const left = new Map(), wide = new Map();
-  let x = LABEL + 8;
+  let x = small ? 36 : 52;
   for (const pos of tokens) {
     wide.set(pos, across(pos));
     left.set(pos, x);
-    x += Math.max(wide.get(pos) * apart, Math.min(12, tokenName(pos).length) * 7.2) + (small ? 5 : 7);
+    x += Math.max(wide.get(pos) * apart, Math.min(12, tokenName(pos).length) * 7.2) + (small ? 4 : 7);
   }
   let y = 12;
   for (let layer = data.layers; layer >= -1; layer--) {
@@ -70,7 +70,7 @@ function inTable(room) {
 
 // Nodes on a leaning sheet for each layer, the input at the bottom, the answer on top, CLS beside it.
 // A patch is above itself in all layers. `tile` has the sides of a patch, from its middle.
-function onSheets(room) {
+function onSheets(room, shown) {
   const [rows, columns] = data.grid, strip = !data.special ? 60 : room < 520 ? 92 : 170;
   const lean = .23 * (room - strip), across = room - strip - lean - 4;
   const step = Math.max(60, Math.min(100, 560 / (data.layers + 1))), deep = .8 * step, input = 1.7 * deep;
@@ -79,7 +79,7 @@ function onSheets(room) {
   for (let layer = -1; layer < data.layers; layer++) {
     const y = 44 + (data.layers - 1 - layer) * step, high = layer < 0 ? input : deep;
     const place = (u, v) => ({x: strip + lean * (1 - v) + across * u, y: y + high * v});
-    const nodes = drawn.filter(node => node.layer === layer), beside = nodes.filter(node => node.pos < data.special);
+    const nodes = shown.filter(node => node.layer === layer), beside = nodes.filter(node => node.pos < data.special);
     sheets.push({layer, matrix: [across / columns, 0, -lean / rows, high / rows, strip + lean, y],
       shades: data.places[layer + 1].slice(data.special)});
     words.push({x: strip, y: y + 11, quiet: true, words: layer < 0 ? "input" : `layer ${layer}`});
@@ -95,7 +95,7 @@ function onSheets(room) {
       spots.set(node, {x: x + 9 * Math.sqrt(count) * Math.cos(2.4 * count), y: y + 6 * Math.sqrt(count) * Math.sin(2.4 * count)});
     }
   }
-  const target = drawn.find(node => node.kind === "target");
+  const target = shown.find(node => node.kind === "target");
   spots.set(target, {x: 16, y: 18});
   words.push({x: 32, y: 22, words: data.answer.slice(0, 40)});
   return {spots, words, sheets, plates, lines: [], width: room, height: 48 + data.layers * step + input,
