@@ -69,7 +69,7 @@ def test_keys_follow_edges_and_pin(driven, page, graph):  # noqa: F811
         strongest = into.groupby("source")["weight"].sum().abs().idxmax()
         assert strongest.split("@")[0] in shown.page.inner_text("#name")
         shown.page.keyboard.press("p")
-        assert shown.page.is_visible("#pins") and "pins=" in shown.page.url
+        assert shown.page.is_visible("#pinned li") and "pins=" in shown.page.url
         shown.page.keyboard.press("Escape")
         assert shown.page.inner_text("#name") == graph.answer
         assert not shown.wrong
@@ -138,14 +138,14 @@ def test_the_panel_is_in_view_after_any_click(driven, picture_page, page, size):
                 "[...document.querySelectorAll('.node')].map(made => made.dataset.id)"
             )
             for name in [*names[:: max(1, len(names) // 8)], "logit", "logit"]:
-                shown.page.click(f".node[data-id='{name}']", force=True)
+                shown.page.click(f".node[data-id='{name}']")
                 words, top, bottom, seen = shown.page.evaluate(
                     """name => {
                       const box = document.getElementById('name').getBoundingClientRect();
                       const node = document.querySelector(`.node[data-id="${name}"]`);
                       const {x, y, width, height} = node.getBoundingClientRect();
                       const hit = document.elementFromPoint(x + width / 2, y + height / 2);
-                      return [nameOf(state.chosen), box.top, box.bottom,
+                      return [nameOf(nodeOf(name)), box.top, box.bottom,
                         hit?.closest('#drawing') != null];
                     }""",
                     name,
@@ -153,6 +153,24 @@ def test_the_panel_is_in_view_after_any_click(driven, picture_page, page, size):
                 assert words == shown.page.inner_text("#name")
                 assert 0 <= top < bottom <= size[1] and seen, name
             assert overflow(shown.page) == [] and not shown.wrong
+
+
+def test_the_panel_follows_a_page_that_is_scrolled(driven, picture_page):  # noqa: F811
+    with opened(driven, picture_page, 1280, height=500) as shown:
+        shown.page.evaluate("scrollTo(0, 400)")
+        x, y, words = shown.page.evaluate(
+            """() => {
+              const node = drawn.find(one => one.kind === 'embedding' && shown.nodes.has(one));
+              const {x, y, width, height} = document.querySelector(`[data-id="${node.id}"]`)
+                .getBoundingClientRect();
+              return [x + width / 2, y + height / 2, nameOf(node)];
+            }"""
+        )
+        assert 0 < y < 500  # the square is seen, the panel's place at the top is not
+        shown.page.mouse.click(x, y)
+        box = shown.page.locator("#name").bounding_box()
+        assert shown.page.inner_text("#name") == words and 0 <= box["y"] < 480
+        assert shown.page.evaluate("scrollY") == 400
 
 
 def test_targets_are_large_and_the_nearest_node_wins(driven, picture_page):  # noqa: F811

@@ -74,7 +74,7 @@ function onSheets(room, shown) {
   const [rows, columns] = data.grid, strip = !data.special ? 60 : room < 520 ? 92 : 170;
   const lean = .23 * (room - strip), across = room - strip - lean - 4;
   const step = Math.max(60, Math.min(100, 560 / (data.layers + 1))), deep = .8 * step, input = 1.7 * deep;
-  const spots = new Map(), words = [], sheets = [], plates = [], here = new Map();
+  const spots = new Map(), words = [], sheets = [], plates = [];
   const perLine = Math.floor((strip - 20) / STEP);
   for (let layer = -1; layer < data.layers; layer++) {
     const y = 44 + (data.layers - 1 - layer) * step, high = layer < 0 ? input : deep;
@@ -88,11 +88,16 @@ function onSheets(room, shown) {
     if (lines && layer < 0) words.push({x: 2, y: top + 26, quiet: true, words: "CLS"});
     if (lines) plates.push({x: 1, y: top - 10, width: strip - 12, height: apart * (lines - 1) + 20, rx: 6});
     beside.forEach((node, i) => spots.set(node, {x: 12 + STEP * (i % perLine), y: top + apart * Math.floor(i / perLine)}));
+    const placed = [];
     for (const node of nodes.filter(node => node.pos >= data.special)) {
-      const patch = node.pos - data.special, key = `${layer} ${patch}`, count = here.get(key) ?? 0;
-      here.set(key, count + 1);
-      const {x, y} = place((patch % columns + .5) / columns, (Math.floor(patch / columns) + .5) / rows);
-      spots.set(node, {x: x + 9 * Math.sqrt(count) * Math.cos(2.4 * count), y: y + 6 * Math.sqrt(count) * Math.sin(2.4 * count)});
+      const patch = node.pos - data.special, middle = place((patch % columns + .5) / columns, (Math.floor(patch / columns) + .5) / rows);
+      let turn = 0, spot = middle; // codes of a layer go around until no other is below them
+      while (node.kind === "code" && turn < 400 && placed.some(other => Math.hypot(other.x - spot.x, other.y - spot.y) < 9)) {
+        turn++;
+        spot = {x: middle.x + 5 * Math.sqrt(turn) * Math.cos(2.4 * turn), y: middle.y + 4 * Math.sqrt(turn) * Math.sin(2.4 * turn)};
+      }
+      placed.push(spot);
+      spots.set(node, spot);
     }
   }
   const target = shown.find(node => node.kind === "target");
