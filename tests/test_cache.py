@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -195,6 +196,16 @@ def test_at_reads_the_parts_of_larger_models(images):
     assert cache.text.at("hook_embed") is cache["text.hook_embed"]
     assert cache.at("visual.hook_embed") is cache.visual.at("hook_embed")
     refuses("read cache.visual or cache.text", lambda: cache.at("mlp.hook_post", 0))
+
+
+def test_a_notebook_shows_every_point_and_is_searched(images):
+    whole = [make_mae().run_with_cache(images)[1], make_clip().run_with_cache(images, ids(2, 7))[1]]
+    for cache in (*whole, make().run_with_cache(images[:1], remove_batch_dim=True)[1]):
+        view = cache._repr_html_()
+        first = {re.sub(r"blocks\.\d+", "blocks.0", name) for name in cache}
+        assert all(f"<code>{name}</code>" in view for name in first)
+        assert len(repr(cache)) < 80 and f"{len(cache)} points" in repr(cache)
+        assert view.count("<td") == 4 * len(first) and "the same in layer" in view
 
 
 def test_a_layer_that_there_is_not_is_told(model, images):
