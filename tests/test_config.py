@@ -67,6 +67,8 @@ def test_what_only_a_default_gave_is_listed(family, capsys):
     said = capsys.readouterr().err
     (line,) = [line for line in said.splitlines() if "assumed" in line]
     assert all(re.search(rf"\b{name}\b", line) for name in wanted)
+    marked = [name for name in wanted if getattr(model.cfg, name) is not None]
+    assert model.cfg._repr_html_().count("<mark>") == len(marked)
     for name in wanted:
         value = getattr(model.cfg, name)
         assert value is None or f"{name} {value}" in line
@@ -224,6 +226,8 @@ def test_every_family_has_the_class_of_its_kind(family):
         assert type(each) is type(cfg)
     assert dataclasses.replace(cfg, n_layers=3).n_layers == 3
     assert list(cfg.to_dict()) == [name for name in FIELDS if name in cfg.to_dict()]
+    rows = {f"<code>{name}</code>" for name, value in cfg.to_dict().items() if value is not None}
+    assert rows <= set(re.findall("<code>.*?</code>", cfg._repr_html_()))
 
 
 def test_json_of_the_embedded_models_is_read_and_written_alike():

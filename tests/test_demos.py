@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from nbclient import NotebookClient
 
 import crate_interp as ci
 from segments import rectangles_and_noise
@@ -224,6 +225,24 @@ def test_it_runs_and_shows_what_it_announces(name, tmp_path):
     assert any("Point at a" in page for page in pages) == name.startswith(("01", "05", "10", "11"))
     if name.startswith("05"):
         check_circuit(text)
+
+
+FIGURE, TABLES = "ci.viz.heatmap(torch.eye(2))", "display(model.cfg, cache)"
+CELLS = [
+    "import torch, crate_interp as ci\n" + FIGURE,  # no magic, and no pyplot
+    "%matplotlib inline\n" + FIGURE, "import matplotlib.pyplot as plt\n" + FIGURE,
+    "model = ci.load('crate-tiny-lm'); cache = model.run_with_cache('a')[1]; " + TABLES,
+]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_cell_shows_its_last_line_once():
+    cells = [nbformat.v4.new_code_cell(cell) for cell in CELLS]
+    NotebookClient(nbformat.v4.new_notebook(cells=cells), kernel_name="python3").execute()
+    for cell in cells[:3]:
+        (output,) = cell.outputs
+        assert output["data"]["image/png"] and "Figure" in output["data"]["text/plain"]
+    assert all("<details" in output["data"]["text/html"] for output in cells[3].outputs)
 
 
 def check_circuit(text):
