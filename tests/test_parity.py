@@ -25,13 +25,7 @@ from conftest import (
 from crate_hooks import edit
 from crate_interp import hooks
 from crate_interp.models.cache import _AXES_OF
-from crate_interp.models.hook_aliases import (
-    IN_BLOCK,
-    IN_MODEL,
-    REFUSALS,
-    RefusedError,
-    aliases_of,
-)
+from crate_interp.models.hook_aliases import IN_BLOCK, IN_MODEL, REFUSALS, RefusedError, aliases_of
 from crate_interp.models.hook_points import GATED
 
 CATALOGUE = Path(__file__).parent.parent / "hooks" / "README.md"
