@@ -32,7 +32,7 @@ data = ci.data.embedded("pictures")
 shown = data[4:6]
 images = model.preprocess(shown["image"])
 print(f"{sum(p.numel() for p in model.parameters()):,} parameters, images {list(images.shape)}")
-print(f"{model.cfg.n_layers} layers, {model.cfg.n_heads} heads")
+model.cfg
 
 # %% [markdown]
 # Every equation has a hook point. `run_with_cache` keeps the activation at each of them.
