@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from chromium import found, lacking, require
+from crate_interp.stats.verdicts import SHOWN
 
-WIDTHS, SCHEMES, HEIGHT = (390, 1200), ("light", "dark"), 900
+WIDTHS, SCHEMES, HEIGHT = (390, 1280), ("light", "dark"), 900
 LEAST_CONTRAST = 4.5
 _OWN = ("file:", "data:", "blob:", "about:")  # addresses that leave nothing
 
@@ -120,6 +121,32 @@ _CONTRAST = """least => {
 }"""
 
 
+# A page says its answer in few words, shows something high up, and one sign for each verdict.
+_ORDER = """([words, highest, signs]) => {
+  const answer = document.querySelector('.finding p')?.innerText.trim() ?? '', wrong = [];
+  const count = answer.split(/\\s+/).filter(word => /\\w/.test(word)).length;
+  if (!count || count > words) wrong.push(`its answer has ${count} words: ${answer}`);
+  const large = element => {
+    const box = element.getBoundingClientRect();
+    return element.checkVisibility() && box.width > 80 && box.height > 30;
+  };
+  const pictures = 'main :is(svg, img, canvas, table, .tiles, .cards, #atoms)';
+  const shown = [...document.querySelectorAll(pictures)].filter(large);
+  const top = Math.min(...shown.map(element => element.getBoundingClientRect().top + scrollY));
+  if (!(top <= highest)) wrong.push(`its first picture begins at ${Math.round(top)} px`);
+  for (const sign of document.querySelectorAll(':is(.sign, .marks) > :is(b, button)')) {
+    const kind = ['good', 'bad'].find(name => sign.classList.contains(name)) ?? '';
+    const words = `${sign.textContent} ${kind}`;
+    if (!signs.includes(words)) wrong.push(`a verdict looks like this: ${words}`);
+  }
+  for (const strip of document.querySelectorAll('.wide:has(.strip)'))
+    if (strip.scrollWidth > strip.clientWidth + 1) wrong.push('a verdict is cut');
+  return wrong;
+}"""
+MOST_WORDS, HIGHEST = 20, 300
+SIGNS = [f"{shown.mark} {shown.kind}" for shown in SHOWN.values()]
+
+
 @dataclass
 class Opened:
     """A page in a browser. asked: addresses outside of it. wrong: complaints of its scripts."""
@@ -159,10 +186,11 @@ def opened(
     *,
     height: int = HEIGHT,
     touch: bool = False,
+    scripts: bool = True,
 ) -> Iterator[Opened]:
     """A file, or the text of a page, in a window of its own; no request leaves it."""
-    options = {"width": width, "height": height}
-    context = browser.new_context(viewport=options, color_scheme=scheme, has_touch=touch)
+    options = {"viewport": {"width": width, "height": height}, "java_script_enabled": scripts}
+    context = browser.new_context(color_scheme=scheme, has_touch=touch, **options)
     shown = Opened(context.new_page())
 
     def meet(route: Any) -> None:
@@ -203,6 +231,20 @@ def overflow(page: Any) -> list[str]:
     return page.evaluate(_OVERFLOW)
 
 
+def disorder(browser: Any, path: Path, still: bool = True) -> list[str]:
+    """Returns what a reader meets too late: a long answer, a low picture.
+
+    still: whether the page must show a picture without scripts too.
+    """
+    wrong = []
+    for scripts in (True, False)[: 1 + still]:
+        with opened(browser, path, WIDTHS[-1], scripts=scripts) as shown:
+            shown.page.wait_for_timeout(300)
+            found_wrong = shown.page.evaluate(_ORDER, [MOST_WORDS, HIGHEST, SIGNS])
+            wrong += [f"{'' if scripts else 'without scripts '}{words}" for words in found_wrong]
+    return wrong
+
+
 def low_contrast(page: Any, least: float = LEAST_CONTRAST) -> list[str]:
     """Returns the visible texts whose contrast with their ground is too low, one of each kind."""
     return page.evaluate(_CONTRAST, least)
@@ -227,7 +269,7 @@ def looked_over(browser: Any, path: Path, pictures: Path | None = None) -> list[
     It is what sticks out, texts that are hard to read, requests and complaints of scripts.
     pictures: a folder for screenshots of whole pages, NAME-390-dark.png.
     """
-    found_wrong: list[str] = []
+    found_wrong = disorder(browser, path)
     for width in WIDTHS:
         with opened(browser, path, width) as shown:
             for scheme in SCHEMES:

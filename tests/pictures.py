@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 import crate_interp as ci
-from browser import SCHEMES, WIDTHS, launched, low_contrast, opened, overflow, scrolled
+from browser import SCHEMES, WIDTHS, disorder, launched, low_contrast, opened, overflow, scrolled
 from chromium import found
 
 ROOT = Path(__file__).parent.parent
@@ -26,6 +26,16 @@ Pages = dict[str, tuple[Path, list[str]]]  # name -> the page, and words that mu
 
 # circuitsvis colours these tokens by their values, in shades of its own
 SHADED = ("atoms-text",)
+# pages that show nothing but numbers without scripts
+SCRIPTED = (
+    "attention-image",
+    "attention-text",
+    "atoms-image",
+    "atoms-text",
+    "top-tokens",
+    "atlas",
+    "atlas-layer",
+)
 
 OPEN_ALL = """() => {
   for (const fold of document.querySelectorAll('details')) fold.open = true;
@@ -93,6 +103,7 @@ def results(out: Path, limit: int = 64, untrained: int = 2) -> Pages:
 
 def looked_at(browser: Any, page: Path, words: list[str], picture: Path) -> Iterator[str]:
     """Yields what is wrong with a page, and keeps a screenshot for each width and scheme."""
+    yield from disorder(browser, page, still=picture.name not in SCRIPTED)
     for width in WIDTHS:
         for scheme in SCHEMES:
             with opened(browser, page, width, scheme) as shown:

@@ -37,13 +37,8 @@ def through_a_view(own):
     own.blocks[0].attn.u_proj.weight.detach().numpy()[3, 2] += 1
 
 
-def in_place(own):
-    with torch.no_grad():
-        own.blocks[0].attn.u_proj.weight.mul_(1.5)
-
-
 EDITS = {
-    "in place": in_place,
+    "in place": torch.no_grad()(lambda own: own.blocks[0].attn.u_proj.weight.mul_(1.5)),
     "through .data": lambda own: own.blocks[0].attn.u_proj.weight.data.mul_(1.5),
     "through a view": through_a_view,
     "swapped rows": swapped,

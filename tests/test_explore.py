@@ -110,7 +110,7 @@ def test_attention_that_is_not_of_the_codes_is_stored():
 def test_the_answer_atoms_masks_and_components_are_those_of_the_library(cache, images):
     page, model = ci.viz.explore(cache, images, sample=1), cache.model
     share = model(images)[1].softmax(-1).max().item()
-    assert f"class {model(images)[1].argmax()}</q>, with probability {share:.0%}" in page.html()
+    assert f"class {model(images)[1].argmax()}\u201d, with probability {share:.0%}" in page.html()
     layer = LAYERS - 1
     found = np.frombuffer(blob(page, f"atoms-{layer}"), "<u4").reshape(-1)
     code = cache["post", layer][1]

@@ -24,7 +24,7 @@ from crate_interp.core.safe_text import cell, file_name, is_plain, plain
 from crate_interp.models.sae import SAEConfig
 from crate_interp.results.result import Result, by
 from crate_interp.viz.canvas import label
-from crate_interp.viz.page import Html, _templates, inline_svg, render
+from crate_interp.viz.page import Html, _templates, inline_svg
 from texts import ANY, HARMFUL, NO_TEXT, harmless
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -90,8 +90,7 @@ def test_figures_show_any_name_as_it_is_written(swept, name):
 @given(ANY)
 def test_a_page_shows_any_text(text):
     for page in (
-        render("notebook.html", title=text, document=text),
-        Html(text, text)._repr_html_(),
+        Html(text, text, text, "")._repr_html_(),
         inline_svg(Figure(figsize=(1, 1)), text, "salt"),
     ):
         assert harmless(page)
@@ -161,7 +160,7 @@ LENS = pd.DataFrame(
 )
 LAYERS = pd.DataFrame(dict(layer=[0], probe=HOSTILE, statistic=HOSTILE, mean=0.5))
 CASES = {
-    "Html": lambda kind: kind(HOSTILE, HOSTILE),
+    "Html": lambda kind: kind(HOSTILE, HOSTILE, HOSTILE, ""),
     "CrateConfig": lambda kind: config(n_classes=1, labels=[MARKUP], model_name=MARKUP),
     "CrateCache": lambda kind: kind({HOSTILE: torch.zeros(1)}, None),
     "Circuit": lambda kind: kind([ci.circuits.Edge("embed", "logits", 1.0)], HOSTILE),
@@ -232,7 +231,7 @@ def test_markdown_and_csv_of_a_result_are_no_markup_and_no_formula():
 @pytest.mark.slow
 def test_a_notebook_shows_a_page_in_a_sandbox(tmp_path):
     """Its scripts run, and reach nothing of the notebook."""
-    cell = Html("t", "<script>parent.document.title = 'owned'</script>")._repr_html_()
+    cell = Html("t", "<script>parent.document.title = 'owned'</script>", "", "")._repr_html_()
     assert 'sandbox="allow-scripts"' in cell and "allow-same-origin" not in cell
     require()
     (tmp_path / "owned.html").write_text(f"<title>notebook</title>{cell}")

@@ -21,7 +21,7 @@ class Number:
     null: the null whose value is subtracted to give the excess. draws: the random weights whose
     value is subtracted to give the gain. every_eps: whether the number is judged at every eps, not
     only at the main eps. of_weights: whether it needs no data. ceiled: whether a ceiling is
-    measured. top: the ceiling, if a formula gives it.
+    measured. top: the ceiling, if a formula gives it. form: how a value is written.
     """
 
     title: str
@@ -34,6 +34,7 @@ class Number:
     of_weights: bool = False
     ceiled: bool = False
     top: float | None = None
+    form: str = "{:.2g}"
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -97,7 +98,7 @@ CLAIMS: dict[str, Claim] = {
         numbers={
             "compresses": _beside_shuffled(
                 "objective falls", "(J(Z^{l+1/2}) - J(Z^l)) / J(Z^l), J the objective", high=-1e-6,
-                every_eps=True, ceiled=True,
+                every_eps=True, ceiled=True, form="{:+.0%}",
             ),
         },
         held="falls", missed="rises", still="does not change",
@@ -163,7 +164,7 @@ CLAIMS: dict[str, Claim] = {
                 "lasso falls",
                 "(F(code) - F(start)) / F(start), F summed over tokens; the start is the "
                 "positive part of the step's input, or 0 if D is wide",
-                high=-1e-6, ceiled=True,
+                high=-1e-6, ceiled=True, form="{:+.0%}",
             ),
         },
         held="falls", missed="rises", still="does not change",

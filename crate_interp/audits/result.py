@@ -118,12 +118,35 @@ def overview(result: Result) -> pd.DataFrame:
         some = main[(main["number"] == leading) & (main["verdict"] != verdicts.NOT_APPLICABLE)]
         counts = {word: words.count(word) for word in verdicts.SHOWN}
         layers = "".join(verdicts.SHOWN[word].sign or "." for word in words)
-        shown = ("value", "excess", "share", "untrained")
-        spans = {column: low_to_high(some[column]) for column in shown}
+        forms = dict.fromkeys(("value", "excess", "share", "untrained"), NUMBERS[leading].form)
+        forms["share"] = "{:.2g}"
+        spans = {column: low_to_high(some[column], form.format) for column, form in forms.items()}
         start = {"claim": claim.short, "name": name, "layers": layers}
         wanted = {"wanted": bounds_of(claim.numbers[leading], short=True)}
         rows.append(start | counts | wanted | spans)
     return pd.DataFrame(rows)
+
+
+def answers_by_layer(result: Result) -> pd.DataFrame:
+    """Returns a row per layer: whether its attention and its sparse step do their jobs, in words.
+
+    The changes are relative, of the tokens as the layer reads them; by chance: of the null.
+    """
+    claims, main = result.table("claims"), main_rows(result, "cells")
+    main = main[main["frame"].isin(["", "read"])]
+    answers = pd.DataFrame({"layer": range(result.meta["n_layers"])})
+    for name in ("compresses", "descends"):
+        judged_layers = claims[claims["claim"] == name].set_index("layer")["verdict"]
+        if {*judged_layers} <= {verdicts.NOT_APPLICABLE}:
+            continue
+        rows: Any = main[main["number"] == name].set_index("layer")
+        words, write = [], NUMBERS[name].form.format
+        for layer, verdict in judged_layers.items():
+            value, null = (write(rows[column][layer]) for column in ("value", "null"))
+            chance = "" if "nan" in null else f", by chance {null}"
+            words.append(f"{verdicts.SHOWN[verdict].answer}: {value}{chance}")
+        answers[f"{CLAIMS[name].title}?"] = words
+    return answers
 
 
 def legend(result: Result) -> str:
@@ -284,7 +307,9 @@ class AuditResult(Result):
         return self.table("layers")
 
     def text(self) -> str:
-        """Returns a table as text: a row per claim, a mark per layer, and the claim's first number.
+        """Returns two tables as text: a row per layer, in words, and a row per claim.
+
+        A claim has a mark per layer, and its first number.
 
         + yes, - no, ~ depends on the scaling, ? can't tell, c can't tell, because an ideal layer
         misses the bound too.
@@ -294,7 +319,9 @@ class AuditResult(Result):
         rows: Any = self._table("overview")
         header = ["claim", "layers", "wanted", "value", "untrained"]
         lines = [[str(row[name]) for name in header] for row in rows.to_dict("records")]
-        return as_text(header, lines)
+        answers = answers_by_layer(self)
+        by_layer = as_text([*answers], answers.astype(str).to_numpy().tolist())
+        return f"{by_layer}\n\n{as_text(header, lines)}"
 
     def sentences(self) -> list[str]:
         """Returns the answer, in how many layers attention lowers its objective, and one doubt."""

@@ -143,7 +143,7 @@ class Atlas(AtomResult):
         ends = self.interval_words(found["low"], found["high"], form="+.2g")
         how = "Set to 0 everywhere" if found["exact"] else "To first order"
         return (
-            f"{how}, atom {found['atom']} of layer {found['layer']} changes the loss most: by "
+            f"{how}, atom L{found['layer']}A{found['atom']} changes the loss most: by "
             f"{found['effect']:+.2g} nats ({ends}, {counted(found['n'], unit)})."
         )
 

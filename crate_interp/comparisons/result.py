@@ -82,8 +82,8 @@ class Comparison(Result):
     def text(self) -> str:
         """Returns a table as text: a row per statistic, with a sign for each layer.
 
-        + a is higher, - a is lower, o no more than untrained networks differ, ? undecided, . cannot
-        be tested.
+        + a is higher, - a is lower, o no more than untrained networks differ, ? can't tell, .
+        cannot be tested.
         """
         table: Any = self._table("differences")
         beside = {"untrained": "untrained", "excess": "beyond untrained"}

@@ -1,9 +1,8 @@
 """The one place where a number becomes a verdict, and a verdict becomes what people see.
 
 A verdict is stored as one of the words below; pages, tables and commands show it as `SHOWN` says.
-What each sign means is said again in the legends beside them: of audits in audits/result.py, of
-comparisons in cli/commands.py and viz/templates/compare.html, of reports in
-viz/templates/report.html.
+Legends say what the signs stand for: of audits in audits/result.py, of comparisons in
+cli/commands.py, of pages by the macro `legend` in viz/templates/macros.html.
 """
 
 from collections.abc import Iterable, Mapping

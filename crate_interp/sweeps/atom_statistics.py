@@ -268,11 +268,11 @@ class AtomResult(Result):
         """Returns how many atoms there are, and how many are dead or dense."""
         layers: Any = self._table("layers")
         total, dead, dense = (int(layers[name].sum()) for name in ("atoms", "dead", "dense"))
-        where = self.counted_samples()
-        model = self.meta["model"] or "a model"
+        where = f"{self.meta['model'] or 'a model'}, {self.counted_samples()}"
+        most = self.meta["settings"]["dense"]
         return (
-            f"Over {where}, {dense:,} of {total:,} atoms of {model} are on at more than "
-            f"{self.meta['settings']['dense']:.0%} of the tokens, and {dead or 'none'} never."
+            f"{dense:,} of {total:,} atoms are on at more than {most:.0%} of the tokens, and "
+            f"{dead or 'none'} never ({where})."
         )
 
     def _notebook_table(self) -> pd.DataFrame:

@@ -184,14 +184,14 @@ def head_grid(
     what = "attention" if plain_attention else _SHARE.get(kind, "share")
     special = model.cfg.n_special
     even = even_share(model, grid[0] * grid[1] + (special if cls_key else 0))
-    finding, first = _finding(every, chosen, even, what)
+    said, first = _finding(every, chosen, even, what)
     heading = map_heading(model, query)
     name = model.cfg.model_name or ("Attention" if plain_attention else model.cfg.family)
     title = f"{name}: {heading[0].lower()}{heading[1:]}"
     return Html.of(
         "heads.html",
         title,
-        finding=finding,
+        said=said,
         first=first,
         what=what,
         kind=kind,
@@ -206,12 +206,15 @@ def head_grid(
     )
 
 
-def _finding(every: list[np.ndarray], layers: list[int], even: float, what: str) -> tuple[str, int]:
-    """Returns a sentence on the head with the largest share on one patch, and this head's layer."""
+def _finding(
+    every: list[np.ndarray], layers: list[int], even: float, what: str
+) -> tuple[list[str], int]:
+    """Returns sentences on the head with the largest share on one patch, and this head's layer."""
     largest = np.stack([values.max(axis=(2, 3)).mean(axis=0) for values in every])  # [layer, head]
     place, head = np.unravel_index(largest.argmax(), largest.shape)
     words = (
         f"Of {largest.size} heads, L{layers[place]}H{head} gives the largest {what} to one patch: "
-        f"{largest.max():.2f}, mean over images. An even map would give every patch {even:.2g}."
+        f"{largest.max():.2f}."
     )
-    return words, layers[place]
+    even_words = f"It is the mean over images. An even map would give every patch {even:.2g}."
+    return [words, even_words], layers[place]

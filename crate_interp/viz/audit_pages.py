@@ -6,6 +6,7 @@ from typing import Any
 from crate_interp.audits.claims import BESIDE, CLAIMS, LIMITS, NULLS, NUMBERS
 from crate_interp.audits.result import (
     AuditResult,
+    answers_by_layer,
     bounds_of,
     change,
     legend,
@@ -61,9 +62,10 @@ def audit_page(result: AuditResult, out: str | Path) -> Path:
         "does each layer do its job?",
         {"audit.txt": f"{result.text()}\n\n{legend(result)}\n"},
         said=result.sentences(),
+        answers=answers_by_layer(result),
         strips=(rows, ideal),
         cards=cards,
-        shown=SHOWN,
+        answers_shown={name: word.answer or name for name, word in SHOWN.items()},
         changes=_CHANGES,
         groups=_groups(result),
         frames={name: frame.sides for name, frame in FRAMES.items()},
@@ -106,7 +108,8 @@ def _claims(result: AuditResult) -> tuple[list[Row], list[Row], list[dict[str, A
             cards.append(row | card | {"change": way, "columns": _ON_CARD})
         some = here[here["number"] == first]
         words = [bounds_of(NUMBERS[first], short=True)]
-        words += [low_to_high(some[column]) for column in ("value", "untrained", "shuffled")]
+        write = NUMBERS[first].form.format
+        words += [low_to_high(some[column], write) for column in ("value", "untrained", "shuffled")]
         if signs:
             ideal = bool((own["verdict"] == BY_CONSTRUCTION).all())
             rows[ideal].append(Row(claim.title, signs, words))

@@ -25,7 +25,7 @@ from crate_interp.models.hook_points import check_pattern
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.preprocess import displayable
 from crate_interp.results.sample_ranges import counted
-from crate_interp.viz.page import Html, image_uri, render
+from crate_interp.viz.page import Html, image_uri
 
 Numbers = int | Sequence[int] | Int[np.ndarray, "n"] | Int[Tensor, "n"]
 Tokens = str | Sequence[str] | Sequence[int] | Int[Tensor, "pos"] | Int[Tensor, "1 pos"]
@@ -73,16 +73,14 @@ def attention(
     number = layer % len(model.blocks)
     causal = bool(model.cfg.kind == "text" and model.cfg.causal)
     labels = [f"L{number}H{head}" for head in chosen]
-    finding, first = _finding(values, labels, causal)
+    said, first = _finding(values, labels, causal)
     shape = None if model.cfg.kind == "text" or tokens is not None else grid_of(model, grid)
     title = f"{name_of(cache)}: what each token attends to"
-    page = render(
+    return Html.of(
         "attention.html",
-        title=title,
-        layer=number,
-        sample=sample,
+        f"{title}, layer {number}, sample {sample}",
         picture="" if images is None else picture_of(model, images, sample, cache),
-        finding=finding,
+        said=said,
         pattern={
             "tokens": names,
             "heads": labels,
@@ -92,7 +90,6 @@ def attention(
             **_packed(values),
         },
     )
-    return Html(f"{title}, layer {number}, sample {sample}", page)
 
 
 def _packed(values: Float[np.ndarray, "head query key"]) -> dict[str, Any]:
@@ -105,8 +102,8 @@ def _packed(values: Float[np.ndarray, "head query key"]) -> dict[str, Any]:
 
 def _finding(
     values: Float[np.ndarray, "head query key"], names: list[str], causal: bool
-) -> tuple[str, int]:
-    """Returns a sentence on the head that looks at the fewest tokens, and its index in `names`."""
+) -> tuple[list[str], int]:
+    """Returns sentences on the head that looks at the fewest tokens, and its index in `names`."""
     safe = np.where(values > 0, values, 1.0)
     entropy = -(values * np.log(safe)).sum(axis=2)  # [head, query]
     count = values.shape[1]
@@ -116,11 +113,10 @@ def _finding(
     first, last = int(spread.argmin()), int(spread.argmax())
     words = (
         f"{names[first]} is the most selective head: a token looks at {spread[first]:.1f} tokens "
-        "on average"
+        "on average."
     )
-    if first != last:
-        words += f", and at {spread[last]:.1f} in {names[last]}, the most even head"
-    return f"{words}. Even attention would be {even:.1f} (exp of the mean entropy).", first
+    more = "" if first == last else f" In {names[last]}, the most even head, at {spread[last]:.1f}."
+    return [words, f"Even attention would be {even:.1f} (exp of the mean entropy).{more}"], first
 
 
 def activations(
@@ -150,14 +146,14 @@ def activations(
     values = torch.stack([layer[:, picked] for layer in found], dim=1)  # [pos, layer, atom]
     called = _places(model, known, len(found[0]), grid)
     title, kicker = f"{name_of(cache)}: where atoms are on", f"{point}, sample {sample}"
-    finding = _most_on(values, called, chosen, picked)
+    said = _most_on(values, called, chosen, picked)
     _, first, best = np.unravel_index(int(values.argmax()), values.shape)
     if model.cfg.kind != "text" and tokens is None:
         return Html.of(
             "activations.html",
             title,
             kicker=kicker,
-            finding=finding,
+            said=said,
             picture="" if images is None else picture_of(model, images, sample, cache),
             data={
                 "values": _rounded(values.permute(1, 2, 0)),  # [layer, atom, pos]
@@ -179,7 +175,7 @@ def activations(
         "firstDimensionLabels": [str(chosen[at]) for at in layer_order],
         "secondDimensionLabels": [str(picked[at]) for at in atom_order],
     }
-    return _circuitsvis(title, kicker, finding, "TextNeuronActivations", properties)
+    return _circuitsvis(title, kicker, said, "TextNeuronActivations", properties)
 
 
 def top_tokens(
@@ -229,9 +225,9 @@ def top_tokens(
         "firstDimensionLabels": [str(layer) for layer in chosen],
     }
     title = f"{name_of(cache)}: in which tokens atoms are largest"
-    finding = _most_on(torch.cat(stacks), places, chosen, picked)
+    said = _most_on(torch.cat(stacks), places, chosen, picked)
     kicker = f"{point}, {counted(n, 'samples')}"
-    return _circuitsvis(title, kicker, finding, "TopkTokens", properties)
+    return _circuitsvis(title, kicker, said, "TopkTokens", properties)
 
 
 def _places(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
@@ -244,25 +240,26 @@ def _places(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
 
 def _most_on(
     values: Float[Tensor, "pos layer atom"], places: list[str], layers: list[int], atoms: list[int]
-) -> str:
-    """Returns a sentence on the largest value, its atom and token, and the share above 0."""
+) -> list[str]:
+    """Returns sentences on the largest value, its atom and token, and on the share above 0."""
     on = values > 0
     if not on.any():
-        return "These atoms are off: no value is above 0 in any token."
+        return ["These atoms are off: no value is above 0 in any token."]
     pos, layer, atom = np.unravel_index(int(values.argmax()), values.shape)
     largest, share = float(values[pos, layer, atom]), 100 * float(on.double().mean())
-    return (
+    return [
         f"Atom {atoms[atom]} of layer {layers[layer]} is on most strongly: {largest:.3g} at "
-        f"{places[pos]}. Over all tokens {share:.3g}\u00a0% of the values are above 0."
-    )
+        f"{places[pos]}.",
+        f"Over all tokens {share:.3g}\u00a0% of the values are above 0.",
+    ]
 
 
 def _circuitsvis(
-    title: str, kicker: str, finding: str, component: str, properties: dict[str, Any]
+    title: str, kicker: str, said: list[str], component: str, properties: dict[str, Any]
 ) -> Html:
     """Returns a page with one component of circuitsvis."""
     more = {"component": component, "properties": properties, "circuitsvis": _bundle()}
-    return Html.of("interactive.html", title, kicker=kicker, finding=finding, **more)
+    return Html.of("interactive.html", title, kicker=kicker, said=said, **more)
 
 
 @once

@@ -238,7 +238,7 @@ def _in_columns(axes: Any, graph: AttributionGraph, nodes: Any) -> Spots:
     else:
         words = ["CLS" if pos < special else str(pos - special) for pos in columns]
     axes.set_yticks(range(-1, layers + 1), ["input", *map(str, range(layers)), "answer"])
-    axes.set_xticks(list(columns.values()), words, rotation=60, ha="right")
+    axes.set_xticks(list(columns.values()), words, rotation=60, ha="right", parse_math=False)
     axes.tick_params(labelsize=SMALL, length=0)
     axes.set_ylabel("layer", fontsize=SMALL)
     axes.set_xlabel("token" if tokens else "patch", fontsize=SMALL)

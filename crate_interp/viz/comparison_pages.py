@@ -75,7 +75,7 @@ def _figure(name: str, result: Comparison) -> dict[str, str]:
 
 
 def _row(title: str, table: pd.DataFrame, layers: list[int]) -> Row:
-    """Returns a row of signs: plus if a is higher, minus if a is lower, else undecided.
+    """Returns a row of signs: plus if a is higher, minus if a is lower, else a question mark.
 
     A sign has its numbers as words, and a ring if untrained networks may differ as much.
     """
@@ -87,7 +87,7 @@ def _row(title: str, table: pd.DataFrame, layers: list[int]) -> Row:
             ends = _ends(row, "excess_low", "excess_high")
             words += f", untrained {signed(row['untrained'])}"
             words += f", beyond untrained {signed(row['excess'])}{ends}"
-        words += {NOT_APPLICABLE: ": without an interval", UNDECIDED: ": undecided"}.get(word, "")
+        words += {NOT_APPLICABLE: ": without an interval", UNDECIDED: ": can't tell"}.get(word, "")
         signs[int(row["layer"])] = sign_of(word, words, is_like_untrained(row))
     ranges = [span(table[key].to_numpy(float)) for key in ("difference", "untrained", "excess")]
     return Row(title, list(signs.values()), [words for words in ranges if words])

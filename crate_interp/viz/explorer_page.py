@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Shaped
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from crate_interp.circuits.circuit import Circuit
@@ -13,7 +14,7 @@ from crate_interp.core.safe_text import LONGEST, plain, visible
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.preprocess import displayable
-from crate_interp.viz import packing, panels
+from crate_interp.viz import canvas, packing, panels
 from crate_interp.viz.cache_views import name_of
 from crate_interp.viz.packing import Attention, map_kind
 from crate_interp.viz.page import Html, check_page, image_uri
@@ -22,6 +23,7 @@ from crate_interp.viz.page import Html, check_page, image_uri
 _OTHERS = ("mlp.hook_post", "hook_resid_pre", "hook_resid_post", "hook_pooled", "hook_mask")
 _STEPS = 10_000  # of a probability on the page
 _PICTURE = 448  # the most pixels on the longer side of the picture
+_TOKENS = 32  # of a text, on the figure that stands for the page
 _MOST_SHARES = 200_000_000  # the most attention shares that a browser can hold
 
 Inputs = Shaped[Tensor, "*batch"] | str | Sequence[str]
@@ -80,19 +82,24 @@ def explore(
     effects = None if without is None else _without(view, without)
     more = {"circuit": panels.circuit_data(circuit, model), "without": effects}
     attention = [_attention(view, layer) for layer in range(len(model.blocks))]
-    picture = None
+    picture, answer, said = None, panels.answer(view), "What every head looks at"
     if view.grid is not None:
         picture = image_uri(displayable(view.inputs[view.sample], model.cfg), _PICTURE)
+    if answer is not None:
+        sees = "The model sees" if view.grid else "After this text the model expects"
+        said = f"{sees} \u201c{answer[0].strip()}\u201d, with probability {answer[1]:.0%}."
+    data = _data(view, attention, effects)
     return Html.of(
         "explore.html",
         f"{plain(name_of(cache))}: {words}",
+        said=[said],
+        still=_still(view, data["start"]),
         meta={"config": model.cfg.to_dict()},
         graph=graph,
         given=words,
         view=view,
-        answer=panels.answer(view),
         picture=picture,
-        data=_data(view, attention, effects) | more,
+        data=data | more,
         blobs=[
             (f"{part}-{layer}", text)
             for layer, each in enumerate(attention)
@@ -125,7 +132,7 @@ def shown_points(model: HookedModel) -> tuple[str, ...]:
 
 def _data(
     view: panels.View, attention: list[Attention], without: dict[str, Any] | None
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Returns the data that the page's script reads first."""
     alike = None  # the page's word for the vectors that it compares by cosine
     if any("codes" in each.parts for each in attention):
@@ -152,6 +159,38 @@ def _data(
         "answers": answers,
         "goesOn": None if tokens is None else tokens[1:],
     }
+
+
+def _still(view: panels.View, start: dict[str, int]) -> Figure:
+    """Returns a figure of every head's map where the page opens."""
+    layer, query = start["layer"], start["query"]
+    maps = view.at(view.kind.point, layer)
+    if view.kind.name == "shared":
+        maps = np.einsum("hr,hrp->hp", maps[:, :, query], maps)
+    elif view.kind.name == "attention":
+        maps = maps[:, query]
+    heads = len(maps)
+    if view.grid is None:
+        words = panels.token_texts(view.model, view.inputs[view.sample].tolist())
+        seen = slice(max(0, query - _TOKENS + 1), query + 1)
+        figure, axes = canvas.canvas(None, 0.2 * heads + 1.2, None)
+        figure.set_figwidth(canvas.PAGE)
+        axes.imshow(maps[:, seen], aspect="auto", cmap="magma", vmin=0)
+        names = [canvas.label(word) for word in words[seen]]
+        axes.set_xticks(range(len(names)), names, rotation=60, ha="right", parse_math=False)
+        axes.set_yticks(range(heads), [f"L{layer}H{head}" for head in range(heads)])
+        axes.tick_params(labelsize=canvas.SMALL)
+        return canvas.as_written(figure)
+    size = canvas.PAGE / (heads + 1)
+    inches = canvas.PAGE, size + 0.3
+    figure, ((left, *others),) = canvas.panels(None, (1, heads + 1), inches, (0.0, 0.0), None)
+    left.imshow(displayable(view.inputs[view.sample], view.model.cfg), cmap="gray")
+    for head, axes in enumerate(others):
+        axes.imshow(maps[head, view.special :].reshape(view.grid), cmap="magma", vmin=0)
+        axes.set_title(f"L{layer}H{head}", fontsize=canvas.SMALL)
+    for axes in (left, *others):
+        axes.set_axis_off()
+    return canvas.as_written(figure)
 
 
 def _without(view: panels.View, table: pd.DataFrame) -> dict[str, Any]:

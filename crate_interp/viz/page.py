@@ -28,6 +28,7 @@ from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import in_html, plain, visible
 from crate_interp.results.result import Result, model_name
 from crate_interp.results.result_files import assumed
+from crate_interp.stats.verdicts import SHOWN
 from crate_interp.viz.canvas import INK, ON_A_PAGE, ink_on, quiet
 
 _LEVELS = 32  # colours of a map, too many to see steps; a map takes about half a kilobyte
@@ -35,19 +36,38 @@ _LEVELS = 32  # colours of a map, too many to see steps; a map takes about half 
 
 @dataclass(frozen=True)
 class Html:
-    """A page that a notebook shows, and that `save` writes as one file."""
+    """A page that a notebook shows, and that `save` writes as one file.
+
+    said: its answer, in one sentence. still: the data URI of a picture of it, or "".
+    """
 
     title: str
     document: str
+    said: str
+    still: str
 
     def __repr__(self) -> str:
         size = len(self.document) / 1000
         return f"Html page {self.title!r}, {size:.0f} kB: .save(path) writes it"
 
     @classmethod
-    def of(cls, template: str, title: str, **values: object) -> "Html":
-        """Returns a template of the folder `templates` filled in, with its title."""
-        return cls(title, render(template, title=title, **values))
+    def of(
+        cls,
+        template: str,
+        title: str,
+        *,
+        said: Sequence[str],
+        still: Figure | None = None,
+        **values: object,
+    ) -> "Html":
+        """Returns a template of the folder `templates` filled in, with its title.
+
+        said: as in `result_page`; links to the page and notebooks say its first sentence.
+        still: a figure that stands for the page where no JavaScript runs.
+        """
+        picture = "" if still is None else figure_uri(still, "png")
+        page = render(template, title=title, said=said, still=picture, **values)
+        return cls(title, page, said[0], picture)
 
     def html(self) -> str:
         """Returns the document, from its doctype on."""
@@ -61,7 +81,7 @@ class Html:
         return path
 
     def _repr_html_(self) -> str:
-        return render("notebook.html", title=self.title, document=self.document)
+        return render("notebook.html", page=self)
 
 
 def check_page(argument: str, name: str | None) -> None:
@@ -105,6 +125,7 @@ def _templates() -> Any:
         keep_trailing_newline=True,
     )
     templates.filters |= {"counted": counted, "number": format, "plain": plain}
+    templates.globals["shown_as"] = SHOWN
     templates.filters |= {"superscripts": _superscripts, "cells": cells}
     return templates
 
@@ -274,12 +295,12 @@ def data_uri(data: bytes, kind: str = "png") -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def figure_uri(figure: Figure, dpi: int = 110) -> str:
-    """Returns a matplotlib figure of photographs as a JPEG data URI, a quarter of a PNG's size."""
-    buffer = io.BytesIO()
+def figure_uri(figure: Figure, kind: str = "jpeg") -> str:
+    """Returns a matplotlib figure as a data URI; of photographs a JPEG is a quarter of a PNG."""
+    buffer, options = io.BytesIO(), {"jpeg": {"quality": 85}, "png": {"optimize": True}}
     with quiet():
-        figure.savefig(buffer, format="jpeg", dpi=dpi, pil_kwargs={"quality": 85})
-    return data_uri(buffer.getvalue(), "jpeg")
+        figure.savefig(buffer, format=kind, dpi=110, pil_kwargs=options[kind])
+    return data_uri(buffer.getvalue(), kind)
 
 
 def inline_svg(figure: Figure, alt: str, salt: str) -> str:

@@ -129,7 +129,7 @@ def _caution(result: SweepResult, twins: Sweeps) -> str:
     if 0 < len(twins) < 4:
         cautions.append(
             f"With {counted(len(twins), 'untrained networks')} of each kind most comparisons "
-            "with them stay undecided: give 5 (--untrained 5)."
+            "with them say \u201ccan't tell\u201d: give 5 (--untrained 5)."
         )
     return " ".join(filter(None, cautions))
 

@@ -234,7 +234,7 @@ function drawNow() {
   drawAtoms();
   byId("tiles-words").textContent = data.legends[state.mode].replace("#", seenFrom(state.query));
   byId("layer").value = state.layer;
-  byId("layer-number").textContent = byId("heads-layer").textContent = state.layer;
+  byId("layer-number").textContent = state.layer;
   const head = state.seenHead ?? state.head, own = membership && state.mode === "to";
   const key = state.key ?? (own ? state.query : strongest(every[head])) ?? state.query;
   byId("readout").textContent = sentence(head, key, every[head]);
