@@ -130,7 +130,7 @@ _ORDER = """([words, highest, signs]) => {
     const box = element.getBoundingClientRect();
     return element.checkVisibility() && box.width > 80 && box.height > 30;
   };
-  const pictures = 'main :is(svg, img, canvas, table, .tiles, .cards, #atoms)';
+  const pictures = 'main :is(svg, img, canvas, table, .tiles, .cards, #atoms, #over, .light)';
   const shown = [...document.querySelectorAll(pictures)].filter(large);
   const top = Math.min(...shown.map(element => element.getBoundingClientRect().top + scrollY));
   if (!(top <= highest)) wrong.push(`its first picture begins at ${Math.round(top)} px`);

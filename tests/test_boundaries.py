@@ -156,6 +156,25 @@ print([m for m in sys.modules if m.startswith(("crate_interp.questions", "crate_
     assert out.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("name", ["crate-tiny-fashion", "crate-tiny-lm"])
+def test_slow_modules_load_when_they_are_needed(name):
+    """Loading, caching and sweeping import none of them, a figure matplotlib alone."""
+    code = f"""import sys, crate_interp as ci
+slow = ("sympy", "torch._dynamo", "scipy.stats", "sklearn", "matplotlib", "ray")
+model, text, data = ci.load({name!r}), "In the beginning", "embedded:held-out-text"
+if model.unit == "images":
+    text, data = model.preprocess(ci.data.embedded("fashion")[:1]["image"]), "embedded:fashion"
+model.run_with_cache(text)
+print([each for each in slow if each in sys.modules])
+result = ci.sweep(model, data, limit=1, progress=False)
+print([each for each in slow if each in sys.modules])
+ci.viz.layers(result, "compression.official_rate")
+print([each for each in slow if each in sys.modules])
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.splitlines() == ["[]", "[]", "['matplotlib']"]
+
+
 def test_importing_does_nothing():
     code = (
         "import sys; before = set(sys.modules); import crate_interp\n"

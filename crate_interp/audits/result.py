@@ -130,7 +130,7 @@ def overview(result: Result) -> pd.DataFrame:
 def answers_by_layer(result: Result) -> pd.DataFrame:
     """Returns a row per layer: whether its attention and its sparse step do their jobs, in words.
 
-    The changes are relative, of the tokens as the layer reads them; by chance: of the null.
+    The changes are relative, of the tokens as the layer reads them; chance: that of the null.
     """
     claims, main = result.table("claims"), main_rows(result, "cells")
     main = main[main["frame"].isin(["", "read"])]
@@ -143,7 +143,7 @@ def answers_by_layer(result: Result) -> pd.DataFrame:
         words, write = [], NUMBERS[name].form.format
         for layer, verdict in judged_layers.items():
             value, null = (write(rows[column][layer]) for column in ("value", "null"))
-            chance = "" if "nan" in null else f", by chance {null}"
+            chance = "" if "nan" in null else f", chance {null}"
             words.append(f"{verdicts.SHOWN[verdict].answer}: {value}{chance}")
         answers[f"{CLAIMS[name].title}?"] = words
     return answers
@@ -320,7 +320,11 @@ class AuditResult(Result):
         header = ["claim", "layers", "wanted", "value", "untrained"]
         lines = [[str(row[name]) for name in header] for row in rows.to_dict("records")]
         answers = answers_by_layer(self)
-        by_layer = as_text([*answers], answers.astype(str).to_numpy().tolist())
+        short = {f"{claim.title}?": f"{claim.short}?" for claim in CLAIMS.values()}
+        by_layer = as_text(
+            [short.get(name, name) for name in answers],
+            answers.astype(str).to_numpy().tolist(),
+        )
         return f"{by_layer}\n\n{as_text(header, lines)}"
 
     def sentences(self) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from crate_interp.checkpoints import model_folders, sae_formats
 from crate_interp.checkpoints.layouts import find_layout
@@ -71,7 +72,7 @@ def build(contents: Contents, dtype: torch.dtype) -> Any:
         if cfg.kind == "vision" and cfg.n_classes == 0:
             head = [key for key in tensors if target_of.get(key, "").startswith(_HEAD)]
             _leave_out(tensors, head, f"{contents.where}: the head is left out")
-    with torch.device("meta"):
+    with torch.device("meta"), _Undrawn():
         model = kind(cfg)
     wanted = Shapes({name: tuple(one.shape) for name, one in model.state_dict().items()})
     _check_keys(tensors, target_of, wanted, what)
@@ -87,6 +88,15 @@ def build(contents: Contents, dtype: torch.dtype) -> Any:
             bar.update(value.nbytes)
     model.load_state_dict(weights, assign=True)
     return model.eval()
+
+
+class _Undrawn(TorchFunctionMode):
+    """Draws no random number, which on the meta device would first import sympy."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.Tensor.normal_, torch.nn.init.normal_):
+            return args[0] if args else (kwargs or {})["tensor"]
+        return (torch.empty if func is torch.randn else func)(*args, **(kwargs or {}))
 
 
 def parts_of(contents: Contents) -> Parts:

@@ -4,12 +4,14 @@ import ast
 import inspect
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from inspect import Parameter, signature
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated, Any, NamedTuple, cast, get_args, get_type_hints
 
 import typer
@@ -141,7 +143,11 @@ _JSON = {"true": True, "false": False, "null": None}
 
 
 def say(text: str) -> None:
-    """Prints a line."""
+    """Prints a text. On a terminal sentences wrap at its width; rows of tables stay whole."""
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+        wrap = partial(fill, width=width, break_long_words=False, break_on_hyphens=False)
+        text = "\n".join(line if "  " in line else wrap(line) for line in text.splitlines())
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 

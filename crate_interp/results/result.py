@@ -50,7 +50,7 @@ class Result(GroupedSamples):
 
     stored: Mapping[str, Table]
     meta: dict[str, Any]
-    _computed: dict[str, Table] = field(default_factory=dict, init=False)
+    _computed: dict[str, Any] = field(default_factory=dict, init=False)
 
     KIND: ClassVar[str] = ""
     MAIN: ClassVar[str] = ""

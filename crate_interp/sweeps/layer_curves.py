@@ -59,12 +59,16 @@ def curve(result: "SweepResult", statistic: str) -> Curve:
     these averages.
     Raises ValueError, with the nearest names, if the result lacks the statistic.
     """
+    place = f"curve of {statistic}"
+    if place in result._computed:  # a report asks hundreds of times
+        return result._computed[place]
     rows = rows_of(result.layers(), statistic)
     if len(rows):
         layers, mean = np.asarray(rows[["layer", "mean"]], dtype=float).T
         heads = rows_of(result.heads(), statistic)
         wide = _wide(heads, "mean") if len(heads) else None
-        return Curve(layers, mean, *result.mean_ends(rows), int(rows["n"].max()), wide)
+        found = Curve(layers, mean, *result.mean_ends(rows), int(rows["n"].max()), wide)
+        return result._computed.setdefault(place, found)
     known = names(result)
     hint = checks.did_you_mean(statistic, known, f"It has {', '.join(known)}.")
     raise ValueError(f"the result has no statistic {statistic!r}. {hint}")
