@@ -51,7 +51,7 @@ def test_few_public_parameters_are_any():
 
 ROOT = Path(__file__).parent.parent
 CODE, TESTS, DEMOS = 29_102, 31_180, 13_510
-FILES, FUNCTIONS = 216, 2_466  # of the library
+FILES, FUNCTIONS = 216, 2_468  # of the library
 
 
 def lines(folder):
