@@ -20,7 +20,6 @@
 # *Sparsify* is one step towards a sparse code in a learned dictionary.
 
 # %%
-# %matplotlib inline
 import torch
 
 import crate_interp as ci
@@ -33,7 +32,7 @@ data = ci.data.embedded("pictures")
 shown = data[4:6]
 images = model.preprocess(shown["image"])
 print(f"{sum(p.numel() for p in model.parameters()):,} parameters, images {list(images.shape)}")
-print(f"{model.cfg.n_layers} layers, {model.cfg.n_heads} heads")
+model.cfg
 
 # %% [markdown]
 # Every equation has a hook point. `run_with_cache` keeps the activation at each of them.
@@ -41,12 +40,11 @@ print(f"{model.cfg.n_layers} layers, {model.cfg.n_heads} heads")
 # %%
 with torch.no_grad():
     logits, cache = model.run_with_cache(images)
-for name in ("attn.hook_u", "attn.hook_pattern", "mlp.hook_post", "hook_resid_post"):
-    print(f"{name:20} {list(cache[f'blocks.3.{name}'].shape)}")
-print(
-    "answers:",
-    [model.cfg.labels[k] if model.cfg.labels else int(k) for k in logits.argmax(-1).tolist()],
-)
+cache
+
+# %%
+names = model.cfg.labels or range(model.cfg.n_classes)
+print("answers:", [names[k] for k in logits.argmax(-1).tolist()])
 print("labels: ", [data.features["label"].int2str(k) for k in shown["label"]])
 
 # %% [markdown]

@@ -23,12 +23,11 @@
 # * *At a fixed norm*: both scaled to |Z|_F = sqrt(tokens x width).
 
 # %% tags=["lead"]
-# %matplotlib inline
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 
 import crate_interp as ci
+from notebook_figures import cosines_by_step, rates_by_frame
 
 # True: CRATE-S trained on ImageNet-1k. Download it first; ci.load says from where.
 REAL = False
@@ -41,31 +40,7 @@ every_eps = table[table["number"] == "compresses"]
 at = (every_eps["eps"] == 0.1) & (every_eps["basis"] == "stored") & (every_eps["tokens"] == "all")
 rates = every_eps[at].set_index(["frame", "layer"])
 
-figure = Figure(figsize=(10, 3.9), layout="constrained")
-for axis, (frame, name) in zip(figure.subplots(1, 3, sharey=True), FRAMES.items(), strict=True):
-    rows = 100 * rates.loc[frame][["value", "low", "high", "null", "untrained"]]
-    axis.axhspan(-100, 0, color="0.95", zorder=0)
-    axis.axhline(0, color="0.3", lw=0.8)
-    ends = [rows["value"] - rows["low"], rows["high"] - rows["value"]]
-    axis.errorbar(
-        rows.index, rows["value"], ends, color="#0072b2", marker="o", ms=4, lw=2, capsize=3,
-        label="trained, 95 % interval over images",
-    )  # fmt: skip
-    axis.plot(
-        rows.index, rows["null"], color="#d55e00", marker="x", ls=":", lw=1.8,
-        label="the same updates, shuffled over tokens",
-    )  # fmt: skip
-    axis.plot(rows.index, rows["untrained"], color="0.4", ls="--", label="untrained, mean of 2")
-    axis.set(title=name, xlabel="layer", xticks=list(rows.index))
-    axis.spines[["top", "right"]].set_visible(False)
-shown = 100 * rates[["low", "high", "null"]]
-axis.set_ylim(shown.min().min() - 4, shown.max().max() + 3)
-first = figure.axes[0]
-first.set_ylabel("change of $R^c$ by attention, per cent")
-first.text(0.03, 0.03, "below 0: compressed", transform=first.transAxes, color="0.25")
-handles = first.get_legend_handles_labels()
-figure.legend(*handles, loc="outside lower center", ncols=3, frameon=False)
-figure
+rates_by_frame(rates, FRAMES)
 
 # %% [markdown]
 # The shuffled updates have the same lengths and directions, but each token gets that of another
@@ -126,23 +101,7 @@ with torch.no_grad():  # [step, layer, head]
     cosines = torch.stack([torch.stack(list(map(cosine, one.blocks))) for one in networks])
 _, d_model, d_head = networks[0].blocks[0].attn.U.shape
 band = 1.96 * (d_head * d_model) ** -0.5
-
-figure = Figure(figsize=(11, 3.4), layout="constrained")
-LOOKS = [("#0072b2", "o"), ("#d55e00", "s"), ("#009e73", "^"), ("#cc79a7", "D")]
-for layer, axis in enumerate(figure.subplots(1, cosines.shape[1], sharey=True)):
-    axis.axhspan(-band, band, color="0.88", label="95 % of random matrices")
-    for head, (colour, mark) in enumerate(LOOKS):
-        line = dict(color=colour, marker=mark, ms=3.5, lw=1.4, label=f"head {head}")
-        axis.plot(STEPS, cosines[:, layer, head], **line)
-    axis.set_xscale("symlog", linthresh=10)
-    axis.set_xticks([0, 10, 100, 1000], ["0", "10", "100", "1000"], rotation=45)
-    axis.minorticks_off()
-    axis.set(title=f"layer {layer}", xlabel="training step")
-    axis.spines[["top", "right"]].set_visible(False)
-figure.axes[0].set_ylabel("cosine of output map and $U_k^T$")
-handles = figure.axes[0].get_legend_handles_labels()
-figure.legend(*handles, loc="outside lower center", ncols=5, frameon=False)
-figure
+cosines_by_step(cosines, STEPS, band)
 
 # %% [markdown]
 # ## What follows

@@ -19,11 +19,10 @@
 # with the highest score, and on that with the lowest.
 
 # %%
-# %matplotlib inline
 import torch
-from matplotlib.figure import Figure
 
 import crate_interp as ci
+from notebook_figures import masks_on
 
 # True: CRATE-S trained on ImageNet-1k. Download it first, and name data with masks, "voc:DIR".
 REAL = False
@@ -72,13 +71,7 @@ ci.viz.attention_on_image(cache, layer, images)
 keys = cache["k", layer].flatten(2)[:, 1:]
 masks = [ci.measures.maskcut(each, grid=model.cfg.grid, n_masks=1)[0] for each in keys]
 pictures = ci.data.embedded("pictures")[chosen]["image"]
-figure = Figure(figsize=(4.4, 2.3), layout="constrained")
-for axis, picture, mask in zip(figure.subplots(1, 2), pictures, masks, strict=True):
-    side = picture.size[0]
-    axis.imshow(picture, extent=(0, side, side, 0))
-    axis.imshow(mask, extent=(0, side, side, 0), cmap="Blues", alpha=0.55 * mask)
-    axis.set_axis_off()
-figure
+masks_on(pictures, masks)
 
 # %% [markdown]
 # ## What follows

@@ -18,9 +18,7 @@
 # that answer, too.
 
 # %%
-# %matplotlib inline
 import torch
-from matplotlib.figure import Figure
 
 import crate_interp as ci
 
@@ -89,12 +87,7 @@ lost, wrong = (said(costs["judge"][place][best]) for place in (0, 1))
 print(f"L{layer}H{head} costs most on one half. Without it, on the other half:")
 print(f"loss {lost}, share of wrong answers {wrong}")
 drop = costs["judge"][0].mean(dim=1).view(model.cfg.n_layers, -1)
-figure = Figure(figsize=(4, 3), layout="constrained")
-axes = figure.subplots()
-image = axes.imshow(drop, cmap="RdBu_r", vmin=-drop.abs().max(), vmax=drop.abs().max())
-axes.set(xlabel="head", ylabel="layer", title="rise of the loss without the head, nats")
-figure.colorbar(image)
-figure
+ci.viz.heatmap(drop, title="rise of the loss without the head", unit="nats")
 
 # %% [markdown]
 # ## Project the subspace out

@@ -26,27 +26,24 @@
 # of random tokens that repeat. Intervals are over sequences.
 
 # %%
-# %matplotlib inline
 import re
 from importlib.resources import files
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
 
 import crate_interp as ci
+from notebook_figures import line_panels, score_bars
 
 edit, name = ci.hooks.edit, lambda head: f"L{head[0]}H{head[1]}"
 head_scores, repeat_targets = ci.circuits.head_scores, ci.circuits.repeat_targets
 torch.set_grad_enabled(False)
-plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 9})
 
 crate, gpt = ci.load("crate-tiny-induction"), ci.load("gpt-tiny-induction")
 untrained = ci.load("crate-tiny-induction", revision="step-0")
 models = {"CRATE": crate, "GPT": gpt, "untrained CRATE": untrained}
-BLUE, PALE, ORANGE, GREY = "#1f66a3", "#c3d4e5", "#c4682b", "#777777"
 SEPARATOR, LENGTH = 32, crate.cfg.n_ctx
 HELD_OUT = (9, 14, 19)  # periods that the training never saw
 TRAINED = tuple(period for period in range(6, 25) if period not in HELD_OUT)
@@ -112,14 +109,6 @@ best = {which: table[ahead[which]]["score"].idxmax() for which, table in scores.
 places = list(range(3, LENGTH - 1, 3))
 held = {(which, role): parts(models[which], best[which], role, places)
         for which, role in [("CRATE", "q"), ("GPT", "q"), ("GPT", "k")]}  # fmt: skip
-figure, axes = plt.subplots(1, 3, figsize=(9, 2.8), sharey=True, layout="constrained")
-for ax, ((which, role), shares) in zip(axes, held.items(), strict=True):
-    words = "query and key" if which == "CRATE" else {"q": "query", "k": "key"}[role]
-    shares.plot(ax=ax, style=["-", "--", ":"], color=[BLUE, ORANGE, GREY], legend=which == "CRATE")
-    ax.axvline(max(TRAINED), color=GREY, lw=0.7)
-    ax.set(title=f"{which} {name(best[which])}: {words}", xlabel="position", ylim=(0, 1))
-axes[0].set_ylabel("share of the code's variance")
-plt.show()
 
 
 def crossing(shares):
@@ -134,6 +123,9 @@ print(f"CRATE {name(best['CRATE'])}: the token itself has more from position {pl
 print(held["CRATE", "q"].iloc[[0, -1]].round(2).to_string())
 print("untrained, over all positions")
 print(start.agg(["min", "max"]).round(2).to_string())
+ROLES = {("CRATE", "q"): "query and key", ("GPT", "q"): "query", ("GPT", "k"): "key"}
+panels = {f"{at[0]} {name(best[at[0]])}: {ROLES[at]}": shares for at, shares in held.items()}
+line_panels(panels, "position", "share of the code's variance", max(TRAINED))
 
 # %% [markdown]
 # ## The task
@@ -203,23 +195,13 @@ def found(which, target):
     return list(own.index[own["score"] >= least])
 
 
-def bars(ax, table, names, dark, title):
-    """Draws scores with their intervals, some of them dark."""
-    errors = [table["score"] - table["low"], table["high"] - table["score"]]
-    ax.bar(names, table["score"], yerr=errors, color=[BLUE if one else PALE for one in dark])
-    ax.set_title(title)
-
-
-figure, axes = plt.subplots(3, 1, figsize=(6, 5.2), sharex=True, layout="constrained")
-heads = {}
-for ax, (target, (kind, words)) in zip(axes, KINDS.items(), strict=True):
+drawn, heads = {}, {}
+for target, (kind, words) in KINDS.items():
     own, heads[kind] = scores["CRATE"][target], found("CRATE", target)
-    labels = [name(head) for head in own.index]
-    bars(ax, own, labels, [head in heads[kind] for head in own.index], f"attention to {words}")
-    ax.plot(labels, scores["untrained CRATE"][target]["score"], color=ORANGE, ls="--")
-    ax.axhline(own["even"].mean(), color=GREY, ls=":")
+    random = scores["untrained CRATE"][target]["score"]
+    own = own.assign(dark=own.index.isin(heads[kind]), untrained=random)
+    drawn[kind] = {f"attention to {words}": own.set_axis(map(name, own.index))}
     print(f"{kind} heads: {', '.join(map(name, heads[kind]))}")
-plt.show()
 previous, duplicate, induction = heads.values()
 means = crate.run_with_cache(find)[1]
 for layer, head in own.index:
@@ -228,6 +210,7 @@ for layer, head in own.index:
     kinds = " ".join(kind for kind, those in heads.items() if (layer, head) in those)
     fall = between(resampled(right(crate(judge)) - left))
     print(f"without {name((layer, head))}: accuracy falls by {fall} {kinds}")
+score_bars(drawn, (6, 5.2))
 
 # %% [markdown]
 # ## Who reads whom
@@ -356,18 +339,15 @@ def shown(which, words, target):
 
 
 looked = {which: looks_at(which) for which in ("CRATE", "GPT")}
-figure, axes = plt.subplots(2, 4, figsize=(10, 4), sharex=True, sharey="row", layout="constrained")
-for line, which in zip(axes, looked, strict=True):
+drawn = {}
+for which in looked:
     target, mirrored = ahead[which], ahead[which].replace("+", "-")
-    line[0].set_ylabel(f"{which} {name(best[which])}: attention")
-    for ax, (words, own) in zip(line, looked[which].items(), strict=True):
-        bars(ax, own, range(-3, 5), own.index == target, words)
-        ax.axvline(0, color=GREY, ls=":", lw=1)
+    row = drawn[f"{which} {name(best[which])}: attention"] = {}
+    for words, own in looked[which].items():
+        row[words] = own.assign(dark=own.index == target).set_axis(range(-3, 5))
         print(f"{which}, {words}: {target} {shown(which, words, target)}, mirrored {mirrored} "
               f"{shown(which, words, mirrored)}")  # fmt: skip
-for ax in axes[1]:
-    ax.set_xlabel("places after the copy")
-plt.show()
+score_bars(drawn, (10, 4), "places after the copy")
 
 # %% [markdown]
 # The preference follows the positions, not the roles of query and key. (The copy itself gets the
@@ -500,12 +480,10 @@ for line in ("composition", "induction score", "accuracy"):
     print(f"{line}: half of its way by step {(gone >= 0.5).idxmax()}")
 drawn = along.assign(**{"loss over the first": along["loss"] / along["loss"].iloc[0]})
 drawn.index = drawn.index.where(drawn.index > 0, 20)
-panels = [names[1::4], ["loss over the first", "composition", "induction score"]]
-figure, axes = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
-for ax, columns in zip(axes, panels, strict=True):
-    drawn[columns].plot(ax=ax, logx=True, marker="o", ylim=(0, 1.1))
-    ax.set_xlabel("step (the first is 0)")
-plt.show()
+panels = {"CRATE and GPT": names[1::4],
+          "CRATE": ["loss over the first", "composition", "induction score"]}  # fmt: skip
+panels = {title: drawn[columns] for title, columns in panels.items()}
+line_panels(panels, "step (the first is 0)", logx=True, marker="o")
 
 # %% [markdown]
 # ## The circuit

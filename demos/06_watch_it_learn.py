@@ -13,11 +13,10 @@
 #
 # **When in training do compression, sparsity and accuracy take their final values?** All three
 # settle in the same stretch, after step 640 and by step 2,560. In the last layer the objective
-# falls along the training through LayerNorm, as attention reads the stream, and rises at a fixed
-# norm (the picture). The first checkpoint, step 0, is the untrained network.
+# falls along the training through LayerNorm, as attention reads the stream (the picture), and rises
+# at a fixed norm. The first checkpoint, step 0, is the untrained network.
 
 # %%
-# %matplotlib inline
 import torch
 
 import crate_interp as ci
@@ -62,29 +61,21 @@ pd.concat(zeros, axis=1, keys=names).round(3)
 # so compare the shapes of the lines with more confidence than their heights.
 
 # %% tags=["lead"]
-import matplotlib
-from matplotlib.figure import Figure
+ci.viz.layers(swept, "objective.l1_read", labels=names)
 
-figure = Figure(figsize=(10, 3.6), layout="constrained")
-frames = {"stream": "Stream as it is", "read": "Through LayerNorm", "unit": "At a fixed norm"}
-for axis, (frame, title) in zip(figure.subplots(1, 3, sharey=True), frames.items(), strict=True):
-    for place, (name, result) in enumerate(zip(names, swept, strict=True)):
-        rows = result.layers().query(f"statistic == 'l1_{frame}'")
-        colour = matplotlib.colormaps["viridis"](0.85 * place / (len(swept) - 1))
-        axis.plot(rows["layer"], rows["mean"], color=colour, marker="o", ms=3.5, label=name)
-    axis.set(title=title, xlabel="layer")
-    axis.spines[["top", "right"]].set_visible(False)
-figure.axes[0].set_ylabel("objective of the layer's output, nats")
-lines = figure.axes[0].get_legend_handles_labels()
-figure.legend(*lines, loc="outside lower center", ncols=len(names), frameon=False, fontsize=9)
-figure
+# %%
+ci.viz.layers(swept, "objective.l1_unit", labels=names)
+
+# %%
+ci.viz.layers(swept, "objective.l1_stream", labels=names)
 
 # %% [markdown]
 # What do the last two layers and the training add to the objective? The changes are paired by
 # image, with 95 % intervals over images.
 
 # %%
-for frame, title in frames.items():
+FRAMES = {"stream": "Stream as it is", "read": "Through LayerNorm", "unit": "At a fixed norm"}
+for frame, title in FRAMES.items():
     first, last = (
         result.samples().pivot(index="sample", columns="layer", values=f"objective.l1_{frame}")
         for result in (swept[0], swept[-1])

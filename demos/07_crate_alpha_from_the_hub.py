@@ -16,7 +16,6 @@
 # a logit. Without a network, this notebook says so and shows a random network instead.
 
 # %%
-# %matplotlib inline
 import torch
 
 import crate_interp as ci

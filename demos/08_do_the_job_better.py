@@ -19,12 +19,11 @@
 # (picture).
 
 # %%
-# %matplotlib inline
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 
 import crate_interp as ci
+from notebook_figures import slopes_by_layer
 
 data = ci.data.embedded("fashion")
 model = ci.load("crate-tiny-fashion")
@@ -73,33 +72,7 @@ for name, (source, limit, steps) in runs.items():
 # Grey is where 95 % of random directions lie.
 
 # %% tags=["lead"]
-columns = [*fast[:4], "4 steps", "solution"]
-figure = Figure(figsize=(11, 5.4), layout="constrained")
-axes = figure.subplots(len(results), len(columns), sharex=True, sharey="row", squeeze=False)
-for axis, step in zip(axes[0], columns, strict=True):
-    axis.set_title(step, fontsize=10)
-for row, (name, table) in zip(axes, tables.items(), strict=True):
-    for place, (axis, step) in enumerate(zip(row, columns, strict=True)):
-        rows = table[table["replacement"] == step]
-        if not len(rows):
-            axis.set_axis_off()
-            continue
-        layers, slope = rows["layer"], rows["slope"]
-        axis.fill_between(
-            layers, rows["random_low"], rows["random_high"], color="0.85", label="random directions"
-        )
-        axis.axhline(0, color="0.5", linewidth=0.8)
-        ends = [slope - rows["slope_low"], rows["slope_high"] - slope]
-        axis.errorbar(layers, slope, ends, fmt="o", markersize=3.5, label="step, 95 % interval")
-        axis.set_xticks(layers)
-        if place == 0:
-            axis.set_ylabel(f"{name.removeprefix('crate-tiny-')}\nnats per unit of t")
-for axis in (*axes[-1, :5], axes[-2, 5]):
-    axis.set_xlabel("layer")
-    axis.tick_params(labelbottom=True)
-handles = axes[0, 0].get_legend_handles_labels()
-figure.legend(*handles, loc="lower right", bbox_to_anchor=(1.0, 0.12), fontsize=8, frameon=False)
-figure
+slopes_by_layer(tables, [*fast[:4], "4 steps", "solution"])
 
 # %% [markdown]
 # A slope is a beginning. Does the loss really fall a little further on? Take the step and the layer

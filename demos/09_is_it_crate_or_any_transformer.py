@@ -20,16 +20,15 @@
 # (picture); the overlap of heads and the segmentation do not tell them apart.
 
 # %%
-# %matplotlib inline
 import datasets
 import numpy as np
 import pyarrow.parquet
 import torch
-from matplotlib.figure import Figure
 from scipy.stats import t as student
 from transformers.utils import logging
 
 import crate_interp as ci
+from notebook_figures import networks_of_kinds
 
 logging.disable_progress_bar()
 SEEDS = range(5)
@@ -81,19 +80,9 @@ values = {
     for name, (of, _) in PROPERTIES.items()
 }
 
-figure = Figure(figsize=(12, 3), layout="constrained")
-for axis, (name, own) in zip(figure.subplots(1, 5), values.items(), strict=True):
-    way = PROPERTIES[name][1]
-    for place, (side, colour) in enumerate({"a": "#1f6fb4", "b": "#c05a1a"}.items()):
-        for trained in (False, True):
-            x = np.full(len(own[side, trained]), 3 * place + trained)
-            look = dict(color=colour, alpha=0.7, mfc=colour if trained else "white")
-            axis.plot(x, own[side, trained], "o", **look)
-    axis.set_title(f"{name} {'↓' if way < 0 else '↑'}", fontsize=10)
-    axis.set_xticks([0.5, 3.5], ["CRATE", "ViT"])
-    axis.tick_params(labelsize=8)
-    axis.set_xlim(-0.7, 4.7)
-figure
+networks_of_kinds(
+    {f"{name} {'↓' if PROPERTIES[name][1] < 0 else '↑'}": own for name, own in values.items()}
+)
 
 # %% [markdown]
 # What does training bring? The table has trained minus random for each kind, and the difference of

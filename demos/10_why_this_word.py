@@ -17,14 +17,11 @@
 # seven than chance does.
 
 # %%
-# %matplotlib inline
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
 import crate_interp as ci
 
-BLUE, GREY, ORANGE = "#1f66a3", "#808890", "#a8500f"
 model = ci.load("crate-tiny-induction")
 SEPARATOR = 32  # stands before each string
 # what notebook 05 finds: the heads of the token before, and those that look after the copy
@@ -96,14 +93,8 @@ print(
 print(f"from the mean over all sequences: {hits(shares.mean(axis=0))}")
 
 # %%
-figure, ax = plt.subplots(figsize=(6, 2.6), layout="constrained")
-mean, names = shares.mean(axis=0).ravel(), model.all_head_labels
-colours = [BLUE if divmod(n, model.cfg.n_heads) in SEVEN else GREY for n in range(len(mean))]
-spread = 2.01 * shares.std(axis=0, ddof=1).ravel() / len(shares) ** 0.5
-ax.bar(names, mean, yerr=spread, color=colours)
-ax.set(ylabel="influence through the head", title="blue: the seven heads of notebook 05")
-ax.tick_params(axis="x", labelsize=8)
-plt.show()
+words = "the seven of notebook 05: all of layer 0, and L1H0 to L1H2"
+ci.viz.heatmap(shares.mean(axis=0), title=words, unit="influence through the head")
 
 # %% [markdown]
 # ## Why crate-tiny-lm closes a quote

@@ -19,14 +19,13 @@
 # pictures. The test is one that any map of importance can take.
 
 # %%
-# %matplotlib inline
-import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import torch
 
 import crate_interp as ci
+from notebook_figures import line_panels
 
-BLUE, GREY, ORANGE, INK = "#1f66a3", "#808890", "#a8500f", "#1a1d20"
 model = ci.load("crate-tiny-pictures")
 data = ci.data.embedded("pictures")
 images = model.preprocess(data["image"])
@@ -122,19 +121,17 @@ def said(values):
     return f"{np.mean(values):.3f} ({np.mean(values) - half:.3f} to {np.mean(values) + half:.3f})"
 
 
-looks = dict(zip(curves, ((BLUE, "-"), (ORANGE, "--"), (INK, "-."), (GREY, ":")), strict=True))
-figure, axes = plt.subplots(1, 2, figsize=(8, 2.8), sharey=True, layout="constrained")
-for ax, table, title in zip(axes, (removed, curves), ("taken away", "put back"), strict=True):
-    for name, (colour, dashes) in looks.items():
-        curve = np.stack(table[name]).mean(axis=0)
-        ax.plot(np.linspace(0, 1, len(curve)), curve, color=colour, ls=dashes, label=name)
-    ax.set(title=f"most important patches {title} first", xlabel="share of the patches")
-axes[0].set_ylabel("share of the answer")
-axes[0].legend(fontsize=8)
-plt.show()
+panels = {
+    f"{what} first": pd.DataFrame(
+        {name: np.mean(found, axis=0) for name, found in table.items()},
+        index=np.linspace(0, 1, len(table["graph"][0])),
+    )
+    for what, table in {"taken away": removed, "put back": curves}.items()
+}
 print(f"area under the curve, {len(chosen)} pictures   deletion                 insertion")
 for name in curves:
     print(f"{name:>18}   {said(area(removed[name]))}   {said(area(curves[name]))}")
+line_panels(panels, "share of the patches", "share of the answer")
 
 
 # %%

@@ -73,8 +73,9 @@ def without_widgets(notebook: nbformat.NotebookNode) -> None:
 
 def run(path: Path, out: Path) -> tuple[nbformat.NotebookNode, float]:
     """Runs one notebook in `out`, writes it there with its pictures; also returns the seconds."""
-    if (HERE / "weights").is_dir() and out.resolve() != HERE.resolve():  # 05 reads it beside itself
+    if out.resolve() != HERE.resolve():  # what notebooks read beside themselves
         shutil.copytree(HERE / "weights", out / "weights", dirs_exist_ok=True)
+        shutil.copy(HERE / "notebook_figures.py", out)
     notebook, started = as_notebook(path), time.perf_counter()
     folder = {"metadata": {"path": str(out)}}
     client = NotebookClient(

@@ -33,8 +33,10 @@ LEVELS = [
     {"cli"},
 ]
 # the imports that look back when they are called: from_pretrained is ci.load with another name, and
-# a circuit asks for its drawing
+# what notebooks show asks for its drawing
 LOOKS_BACK = {
+    ("models/cache.py", "_repr_html_", "crate_interp.viz.page"),
+    ("config/base.py", "_repr_html_", "crate_interp.viz.page"),
     ("models/saving.py", "from_pretrained", "crate_interp.checkpoints.load"),
     ("circuits/circuit.py", "svg", "crate_interp.viz.circuit_figures"),
     ("circuits/circuit.py", "svg", "crate_interp.viz.page"),

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -23,9 +24,7 @@ def tiny(dtype=torch.float32):
 
 
 def replaced(own):
-    own.blocks[1].attn.u_proj.weight = torch.nn.Parameter(
-        2 * own.blocks[1].attn.u_proj.weight.detach()
-    )
+    own.blocks[1].attn.u_proj.weight = torch.nn.Parameter(2 * own.blocks[1].attn.u_proj.weight.data)
 
 
 def swapped(own):
@@ -38,13 +37,8 @@ def through_a_view(own):
     own.blocks[0].attn.u_proj.weight.detach().numpy()[3, 2] += 1
 
 
-def in_place(own):
-    with torch.no_grad():
-        own.blocks[0].attn.u_proj.weight.mul_(1.5)
-
-
 EDITS = {
-    "in place": in_place,
+    "in place": torch.no_grad()(lambda own: own.blocks[0].attn.u_proj.weight.mul_(1.5)),
     "through .data": lambda own: own.blocks[0].attn.u_proj.weight.data.mul_(1.5),
     "through a view": through_a_view,
     "swapped rows": swapped,
@@ -181,6 +175,9 @@ def test_misspelt_points_get_a_hint(model, images):
     ):
         refuses("Did you mean blocks.1.attn.hook_pattern", call, KeyError)
     refuses("Did you mean ln_final.hook_scale", lambda: cache.at("ln_final.hook_scales"), KeyError)
+    for key in (("pattern", -9), ("pattern", 9), "blocks.3.attn.hook_pattern"):  # no such layer
+        with pytest.raises(KeyError, match="Did you mean blocks.2.attn.hook_pattern"):
+            cache[key]
     cache.model = None  # as TransformerLens advises, to free its memory
     refuses("the cache lacks", lambda: cache["hook_embeds"], KeyError)
 
@@ -197,13 +194,14 @@ def test_at_reads_the_parts_of_larger_models(images):
     refuses("read cache.visual or cache.text", lambda: cache.at("mlp.hook_post", 0))
 
 
-def test_a_layer_that_there_is_not_is_told(model, images):
-    _, cache = model.run_with_cache(images)
-    for key in (("pattern", -9), ("pattern", 9), "blocks.3.attn.hook_pattern"):
-        with pytest.raises(KeyError, match="Did you mean blocks.2.attn.hook_pattern"):
-            cache[key]
-    refuses("Did you mean blocks.1.attn.hook_pattern", lambda: cache["patern", 1], KeyError)
-    assert dir(ci.maps) == ci.maps.__all__
+def test_a_notebook_shows_every_point_and_is_searched(images):
+    whole = [make_mae().run_with_cache(images)[1], make_clip().run_with_cache(images, ids(2, 7))[1]]
+    for cache in (*whole, make().run_with_cache(images[:1], remove_batch_dim=True)[1]):
+        view = cache._repr_html_()
+        first = {re.sub(r"blocks\.\d+", "blocks.0", name) for name in cache}
+        assert all(f"<code>{name}</code>" in view for name in first)
+        assert len(repr(cache)) < 80 and f"{len(cache)} points" in repr(cache)
+        assert view.count("<td") == 4 * len(first) and "the same in layer" in view
 
 
 def test_a_cache_shares_no_memory_with_its_inputs(model, images):
@@ -223,18 +221,6 @@ def test_a_cache_shares_no_memory_with_its_inputs(model, images):
 
 
 TOKENS = torch.randint(47, (2, 11), generator=torch.Generator().manual_seed(3))
-
-
-@pytest.fixture
-def clip():
-    return ci.load(
-        FIXTURES / "crate_alpha_clipa" / "crate_alpha_CLIPA_L14.pth", n_heads=4, text_n_heads=3
-    )
-
-
-@pytest.fixture
-def pictures():
-    return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(4))
 
 
 @pytest.mark.parametrize("name", ["crate-lm", "gpt-baseline", "nanochat-crate"])
@@ -263,12 +249,14 @@ def test_a_detached_scale_is_a_constant_to_gradients(name):
             with lm.hooks(fwd_hooks=fixed):
                 ends.append(lm(TOKENS, "loss").item())
             lm.embed.weight.data -= sign * step * direction
-    assert (frozen * direction).sum().item() == pytest.approx(
-        (ends[0] - ends[1]) / (2 * step), rel=1e-3, abs=1e-6
-    )
+    slope = (ends[0] - ends[1]) / (2 * step)
+    assert (frozen * direction).sum().item() == pytest.approx(slope, rel=1e-3, abs=1e-6)
 
 
-def test_towers_share_points_and_keep_their_names(clip, pictures):
+def test_towers_share_points_and_keep_their_names():
+    path = FIXTURES / "crate_alpha_clipa" / "crate_alpha_CLIPA_L14.pth"
+    clip = ci.load(path, n_heads=4, text_n_heads=3)
+    pictures = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(4))
     tokens = torch.randint(50, (2, 8))
     zero = lambda value, hook: value * 0  # noqa: E731
     with torch.no_grad():
@@ -287,9 +275,8 @@ def test_towers_share_points_and_keep_their_names(clip, pictures):
         _, whole = clip.run_with_cache(pictures, tokens)
         assert torch.equal(whole.visual["pattern", 1], cache["pattern", 1])
         assert whole.text["resid_post", 0].shape == (2, 8, 24)
-        torch.testing.assert_close(
-            whole.visual.logit_lens().values[-1], clip.encode_image(pictures), atol=1e-4, rtol=1e-4
-        )
+        last = whole.visual.logit_lens().values[-1]
+        torch.testing.assert_close(last, clip.encode_image(pictures), atol=1e-4, rtol=1e-4)
         clip.visual.set_use_attn_result(True)
         assert "visual.blocks.0.attn.hook_result" in clip.run_with_cache(pictures, tokens)[1]
         clip.visual.set_use_split_qkv_input(True)

@@ -67,6 +67,8 @@ def test_what_only_a_default_gave_is_listed(family, capsys):
     said = capsys.readouterr().err
     (line,) = [line for line in said.splitlines() if "assumed" in line]
     assert all(re.search(rf"\b{name}\b", line) for name in wanted)
+    marked = [name for name in wanted if getattr(model.cfg, name) is not None]
+    assert model.cfg._repr_html_().count("<mark>") == len(marked)
     for name in wanted:
         value = getattr(model.cfg, name)
         assert value is None or f"{name} {value}" in line
@@ -88,9 +90,8 @@ def test_each_source_of_a_setting_counts(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("crate_interp.checkpoints.hub.of_digest", lambda path: {"family": "crate"})
     assert ci.load(path, **given).cfg.assumed == ()
     # the names of a hooked model, with a part of its config
-    short = {
-        name: model.cfg.to_dict()[name] for name in ("d_model", "n_layers", "n_heads", "d_head")
-    }
+    whole = model.cfg.to_dict()
+    short = {name: whole[name] for name in ("d_model", "n_layers", "n_heads", "d_head")}
     short |= {"n_classes": 11, "image_size": [6, 20], "patch_size": [2, 5], "family": "crate"}
     part = ci.load(model.state_dict(), config=short | {"eta": 0.5})
     assert part.cfg.assumed == tuple(name for name in ALL["crate"] if name != "eta")
@@ -104,9 +105,8 @@ def test_a_folder_keeps_the_list_and_an_argument_shortens_it(tmp_path):
     torch.save(tensors, tmp_path / "a.pth")
     loaded = ci.convert(tmp_path / "a.pth", tmp_path / "mine", family="crate", eta=0.1, **given)
     wanted = [name for name in ALL["crate"] if name != "eta"]
-    assert (
-        json.loads((tmp_path / "mine" / "config.json").read_text())["config"]["assumed"] == wanted
-    )
+    stored = json.loads((tmp_path / "mine" / "config.json").read_text())
+    assert stored["config"]["assumed"] == wanted
     again = ci.load(tmp_path / "mine", lambd=0.1)
     assert list(again.cfg.assumed) == wanted[1:]
     sure = ci.load(tensors, family="crate", eta=0.1, lambd=0.1, pool="cls", **given)
@@ -190,14 +190,8 @@ BASE = dict(family="crate", d_model=32, n_layers=2, n_heads=4)
 
 
 def test_json_round_trip():
-    cfg = ci.CrateConfig(
-        **BASE,
-        image_size=(16, 48),
-        patch_size=[16, 8],
-        mean=[0.1] * 3,
-        std=(0.2,) * 3,
-        resize=[16, 48],
-    )
+    sizes = dict(image_size=(16, 48), patch_size=[16, 8], resize=[16, 48])
+    cfg = ci.CrateConfig(**BASE, **sizes, mean=[0.1] * 3, std=(0.2,) * 3)
     again = ci.CrateConfig.from_dict(json.loads(json.dumps(cfg.to_dict())))
     assert again == cfg and hash(again) == hash(cfg) and again.patch_size == (16, 8)
     with pytest.raises(ValueError, match=r"no field 'n_head'. Did you mean n_heads"):
@@ -224,6 +218,8 @@ def test_every_family_has_the_class_of_its_kind(family):
         assert type(each) is type(cfg)
     assert dataclasses.replace(cfg, n_layers=3).n_layers == 3
     assert list(cfg.to_dict()) == [name for name in FIELDS if name in cfg.to_dict()]
+    rows = {f"<code>{name}</code>" for name, value in cfg.to_dict().items() if value is not None}
+    assert rows <= set(re.findall("<code>.*?</code>", cfg._repr_html_()))
 
 
 def test_json_of_the_embedded_models_is_read_and_written_alike():

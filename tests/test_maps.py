@@ -64,9 +64,8 @@ def test_windows_average_where_they_overlap(model, images):
     assert torch.equal(whole, read(model.run_with_cache(images)[1]))  # one window
     wide = torch.cat([images, images[..., :10]], dim=-1)  # 6 x 30: 3 x 6 patches of 2 x 5
     found = ci.maps.windowed(model, wide, read, stride=(2, 10), progress=False)
-    left, right = (
-        read(model.run_with_cache(wide[..., start : start + 20])[1]) for start in (0, 10)
-    )
+    parts = (wide[..., start : start + 20] for start in (0, 10))
+    left, right = (read(model.run_with_cache(part)[1]) for part in parts)
     assert found.shape == (BATCH, HEADS, 3, 6)
     torch.testing.assert_close(found[..., :2], left[..., :2])
     torch.testing.assert_close(found[..., 2:4], (left[..., 2:] + right[..., :2]) / 2)
@@ -101,14 +100,12 @@ def test_the_page_of_heads(cache, images, tmp_path):
 def test_the_pages_of_twelve_heads_of_197_tokens_are_under_a_megabyte():
     torch.manual_seed(0)
     size = dict(d_model=24, n_layers=12, n_heads=12, image_size=224, patch_size=16, n_classes=3)
-    model = ci.HookedCrate(
-        ci.CrateConfig(family="crate", mean=[0.5] * 3, std=[0.5] * 3, **size)
-    ).eval()
+    cfg = ci.CrateConfig(family="crate", mean=[0.5] * 3, std=[0.5] * 3, **size)
+    model = ci.HookedCrate(cfg).eval()
     images = torch.randn(1, 3, 224, 224)  # noise: the largest picture a PNG can have
+    patterns = ci.hooks.every_layer(model, ci.hooks.PATTERN)
     with torch.no_grad():
-        _, cache = model.run_with_cache(
-            images, names_filter=ci.hooks.every_layer(model, ci.hooks.PATTERN)
-        )
+        _, cache = model.run_with_cache(images, names_filter=patterns)
     for page in (ci.viz.head_grid(cache, images), ci.viz.attention(cache, 0)):
         assert len(page.html()) < 1_000_000
 
@@ -118,9 +115,8 @@ TEXT = "In the beginning was the Word"
 
 def properties(page):
     """What a page hands to its component of circuitsvis."""
-    return json.JSONDecoder().raw_decode(
-        page.html().split("CircuitsVis.render(")[1].split(", ", 2)[2]
-    )[0]
+    told = page.html().split("CircuitsVis.render(")[1].split(", ", 2)[2]
+    return json.JSONDecoder().raw_decode(told)[0]
 
 
 def matrix(page):
@@ -148,13 +144,8 @@ def test_attention_of_images(cache):
 def test_attention_of_texts_names_its_tokens_without_being_asked():
     lm = ci.load("crate-tiny-lm")
     _, cache = lm.run_with_cache(TEXT)
-    for tokens in (
-        None,
-        TEXT,
-        lm.to_tokens(TEXT),
-        lm.to_tokens(TEXT)[0].tolist(),
-        lm.to_str_tokens(TEXT),
-    ):
+    ids = lm.to_tokens(TEXT)
+    for tokens in (None, TEXT, ids, ids[0].tolist(), lm.to_str_tokens(TEXT)):
         props = matrix(ci.viz.attention(cache, 2, tokens=tokens))
         assert props["tokens"] == lm.to_str_tokens(TEXT) and props["causal"] is True
     assert properties(ci.viz.activations(cache, 0))["tokens"] == lm.to_str_tokens(TEXT)
@@ -175,9 +166,8 @@ def test_activations_are_a_grid_of_patches_or_tokens(cache):
     np.testing.assert_allclose(np.array(data["values"]), code, rtol=6e-3)
     assert (data["layers"], data["atoms"], data["grid"]) == ([2, 0], [3, 1], [3, 4])
     assert data["first"] == [int(at) for at in np.unravel_index(code.argmax(), code.shape)[:2]]
-    assert (
-        f"Atom {[3, 1][data['first'][1]]} of layer {[2, 0][data['first'][0]]} is on" in page.html()
-    )
+    layer, atom = [2, 0][data["first"][0]], [3, 1][data["first"][1]]
+    assert f"Atom {atom} of layer {layer} is on" in page.html()
 
 
 @pytest.fixture(scope="module")
@@ -201,11 +191,14 @@ def test_a_matrix_is_seen_whole_in_a_notebook(driven, views, tmp_path):  # noqa:
         with shown_in(driven, f"<!doctype html><body>{page._repr_html_()}", 1000) as shown:
             frame = shown.page.frames[1]
             frame.wait_for_selector("#matrix")
+            fits = "document.documentElement.offsetHeight <= innerHeight"
+            frame.wait_for_function(fits)
+            assert frame.evaluate("innerHeight - document.documentElement.offsetHeight") < 8
             seen = frame.evaluate(
                 "() => { const b = document.querySelector('#matrix').getBoundingClientRect();"
                 " return [b.top, b.bottom, innerHeight, b.width, b.height]; }"
             )
-            assert seen[0] >= 0 and seen[1] <= seen[2] == 44 * 16, seen
+            assert seen[0] >= 0 and seen[1] <= seen[2] != 44 * 16, seen
             assert seen[3] == pytest.approx(seen[4]) and seen[3] > 200
             count, box = len(pattern[0]), frame.locator("#matrix").bounding_box()
             query, key = count - 2, 1
@@ -236,6 +229,17 @@ def test_a_matrix_is_seen_whole_in_a_notebook(driven, views, tmp_path):  # noqa:
             assert frame.locator(pressed).count() == 1
             assert frame.locator("#heads button").count() == len(pattern)
             assert not shown.asked and not shown.wrong, name
+
+
+@pytest.mark.slow
+def test_a_point_of_a_cache_is_found_by_its_name(driven, cache):  # noqa: F811
+    with shown_in(driven, f"<!doctype html><body>{cache._repr_html_() * 2}") as shown:
+        page, found = shown.page, "tr:visible td:first-child"
+        assert page.locator("input").count() == 2 and page.locator(found).count() == 0
+        page.locator("input").last.fill("hook_pat")
+        assert page.locator(found).all_inner_texts() == ["blocks.0.attn.hook_pattern"]
+        page.locator("input").last.fill("")
+        assert page.locator(found).count() == 0 and not shown.asked and not shown.wrong
 
 
 @pytest.fixture(scope="module", params=["crate", "crate-alpha"])

@@ -24,16 +24,15 @@ from conftest import (
 )
 from crate_hooks import edit
 from crate_interp import hooks
-from crate_interp.models.hook_aliases import (
-    IN_BLOCK,
-    IN_MODEL,
-    REFUSALS,
-    RefusedError,
-    aliases_of,
-)
+from crate_interp.models.cache import _AXES_OF
+from crate_interp.models.hook_aliases import IN_BLOCK, IN_MODEL, REFUSALS, RefusedError, aliases_of
 from crate_interp.models.hook_points import GATED
 
 CATALOGUE = Path(__file__).parent.parent / "hooks" / "README.md"
+LETTERS = {  # word for an axis in a notebook -> its letters in the catalogue
+    "pos": "NM1", "query": "NR1", "key": "NMR", "head": "K", "d_head": "p", "d_model": "d",
+    "1": "1", "d_mlp": "md", "representative": "R", "patch": "P", "value": "v", "d_features": "f",
+}  # fmt: skip
 TOKENS = torch.randint(47, (BATCH, 7), generator=torch.Generator().manual_seed(3))
 
 # uses of a model that raise an error of their own; hooks/README.md lists these uses too
@@ -311,15 +310,8 @@ def test_the_catalogue_is_the_model(name):
     split = dict(split.items()) | {
         name: copied[name] for name in copied if name.endswith(("hook_attn_in", "hook_mlp_in"))
     }
-    sizes = {
-        "B": BATCH,
-        "N": 13,
-        "K": HEADS,
-        "p": D_HEAD,
-        "d": D_MODEL,
-        "m": model.cfg.d_mlp,
-        "1": 1,
-    } | said
+    sizes = {"B": BATCH, "N": 13, "K": HEADS, "p": D_HEAD, "d": D_MODEL, "m": model.cfg.d_mlp}
+    sizes |= {"1": 1} | said
     listed = set()
     for section, point, shape, short in rows():
         named = re.findall(r"`([^`]*)`", section)
@@ -333,6 +325,8 @@ def test_the_catalogue_is_the_model(name):
         if name == "tost" and point.startswith("ln_final."):
             shape = shape.replace("N", "M")
         assert list(value.shape) == [sizes[letter] for letter in shape.split()], full
+        words, letters = _AXES_OF[full.rsplit(".", 1)[-1]].split(), shape.split()[1:]
+        assert all(a in LETTERS[word] for a, word in zip(letters, words, strict=True)), full
         if full in cache.cache_dict and not point.startswith("ln_final."):
             holder, there = (
                 (cache.decoder, full.removeprefix("decoder_")) if decoder else (cache, full)

@@ -5,6 +5,7 @@ import io
 import pkgutil
 import re
 import unicodedata
+from collections import Counter
 from html.parser import HTMLParser
 
 import pandas as pd
@@ -160,6 +161,8 @@ LENS = pd.DataFrame(
 LAYERS = pd.DataFrame(dict(layer=[0], probe=HOSTILE, statistic=HOSTILE, mean=0.5))
 CASES = {
     "Html": lambda kind: kind(HOSTILE, HOSTILE, HOSTILE, ""),
+    "CrateConfig": lambda kind: config(n_classes=1, labels=[MARKUP], model_name=MARKUP),
+    "CrateCache": lambda kind: kind({HOSTILE: torch.zeros(1)}, None),
     "Circuit": lambda kind: kind([ci.circuits.Edge("embed", "logits", 1.0)], HOSTILE),
     "Steering": lambda kind: kind(ROWS, 0.5, 0.5, 0.5, HOSTILE, 0),
     "Result": lambda kind: stub(kind, _notebook_table=lambda self: ROWS),
@@ -196,13 +199,15 @@ VIEWS = [(kind, method) for kind, method in views() if method != "_repr_png_"]
 def test_no_text_is_obeyed_in_a_notebook_view(kind, method):
     assert method == "_repr_html_"
     shown = CASES[kind.__name__](kind)._repr_html_()
-    tags = []
+    tags, ends = [], []
     parser = HTMLParser()
     parser.handle_starttag = lambda tag, attributes: tags.append((tag, dict(attributes)))
+    parser.handle_endtag = ends.append
     parser.feed(shown)
-    assert tags and harmless(shown) and "alert(1)" in shown
-    for tag, attributes in tags:
-        assert tag not in ("img", "script") and not any(name[:2] == "on" for name in attributes)
+    names = Counter(tag for tag, _ in tags)
+    assert tags and names == Counter(ends) and harmless(shown) and "alert(1)" in shown
+    assert names["script"] <= 1 and not names["img"]  # the script is ours
+    assert not any(name[:2] == "on" for _, attributes in tags for name in attributes)
 
 
 def test_markdown_and_csv_of_a_result_are_no_markup_and_no_formula():

@@ -285,6 +285,13 @@ class CrateConfig:
             and (name != "assumed" or self.assumed)
         }
 
+    def _repr_html_(self) -> str:
+        from crate_interp.viz.page import render
+
+        values = {name: getattr(self, name, None) for name in FIELDS if name != "assumed"}
+        values = {name: value for name, value in values.items() if value is not None}
+        return render("cells/config.html", values=values, cfg=self)
+
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "CrateConfig":
         """Returns the config whose fields `to_dict` returned.

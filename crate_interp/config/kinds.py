@@ -129,7 +129,7 @@ class VisionConfig(ImageConfig):
     pool: str = "cls"
     stem: Filled[str] = DEFAULT
     class_layers: Filled[int] = DEFAULT
-    labels: Sequence[str] | None = None
+    labels: Sequence[str] | None = field(default=None, repr=False)  # there may be 1,000
 
     def _check_kind(self) -> None:
         self._set(stem=self.stem or "linear", class_layers=self.class_layers or 0)

@@ -1,5 +1,6 @@
 """The activations of one forward: TransformerLens' cache, adapted to CRATE models."""
 
+import re
 from collections.abc import Callable, Iterator
 from functools import wraps
 from inspect import signature
@@ -22,6 +23,25 @@ from crate_interp.models.weights import Answers, Mark, check_mark
 Method = TypeVar("Method", bound=Callable[..., Any])
 _NEURONS = ("stack_neuron_results", "get_full_resid_decomposition")
 _PATTERNS = ("hook_attn_scores", "hook_pattern")  # [batch, head, query, key]
+# axes after the batch -> the points that have them, without "hook_"; as in hooks/README.md
+_AXES = {
+    "pos d_model": "embed pos_embed resid_pre resid_mid resid_post normalized attn_out mlp_in "
+    "mlp_out recon gram error",
+    "pos d_mlp": "corr grad pre post pre_init post_init",
+    "pos 1": "scale",
+    "pos head d_head": "u q k v z",
+    "pos head d_model": "result q_input k_input v_input attn_in",
+    "head query key": "attn_scores pattern rep_pattern",
+    "head pos": "pi",
+    "head pos d_head": "moment weight",
+    "representative head d_head": "rep rep_post",
+    "head representative pos": "contract",
+    "d_model": "pooled",
+    "d_features": "features",
+    "patch": "mask",
+    "patch value": "pred",
+}
+_AXES_OF = {f"hook_{point}": axes for axes, points in _AXES.items() for point in points.split()}
 
 
 def _at_places(value: Tensor, name: str, places: Int[Tensor, "pos"], of_all: int) -> Tensor:
@@ -81,6 +101,27 @@ class CrateCache(ActivationCache):
     ) -> None:
         super().__init__(cache_dict, model, has_batch_dim)
         self.mask, self.mark = mask, mark or getattr(cache_dict, "mark", None)
+
+    def __repr__(self) -> str:
+        held = {one.data_ptr(): one.nbytes() for one in map(Tensor.untyped_storage, self.values())}
+        return f"CrateCache: {len(self)} points, {sum(held.values()) / 1e6:,.1f} MB."
+
+    def _repr_html_(self) -> str:
+        from crate_interp.viz.page import render
+
+        layers: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+        for name, value in self.items():
+            *place, point = re.split(r"(?<=blocks)\.(\d+)\.", name, maxsplit=1)
+            axes = _AXES_OF.get(name.rsplit(".", 1)[-1], "").split()
+            axes = ["batch", *axes] if axes and self.has_batch_dim else axes
+            named = ", ".join(axes) if len(axes) == value.ndim else ""
+            kind = str(value.dtype).removeprefix("torch.")
+            row = (point, " x ".join(map(str, value.shape)), named, kind)
+            layers.setdefault(tuple(place or ("", "")), []).append(row)
+        groups: dict[tuple[str, tuple], list[str]] = {}  # (name of the list of layers, points)
+        for (blocks, number), rows in layers.items():
+            groups.setdefault((blocks, tuple(rows)), []).append(number)
+        return render("cells/points.html", said=repr(self), groups=groups)
 
     @property
     def is_padded(self) -> bool:
