@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from crate_hooks import edit, full_name
+from crate_hooks import full_name
 from crate_interp.circuits.circuit import head_name
 from crate_interp.circuits.graphs.question import one_sample
 from crate_interp.core import checks
@@ -25,7 +25,7 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.questions.answers import Loss, check_logits, hits, losses, true_loss
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk, Reading
-from crate_interp.questions.edited_runs import every_entry, from_layer, joined, pieces
+from crate_interp.questions.edited_runs import after_attention, every_entry, joined, pieces
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.results.result import Result, by
 from crate_interp.results.result_files import near_chance
@@ -34,7 +34,7 @@ from crate_interp.stats.contrasts import paired
 from crate_interp.stats.intervals import LEVEL, holm, max_t, paired_shares
 from crate_interp.sweeps.moments import added, from_bytes, to_bytes
 
-_Z, _STREAM = "attn.hook_z", "hook_resid_pre"
+_Z, _STREAM = "attn.hook_z", "hook_resid_mid"
 _UNITS = {"loss": "nats of loss", "accuracy": "of accuracy"}
 Means = Float[Tensor, "pos head d_head"]
 
@@ -271,19 +271,19 @@ def _of_chunk(chunk: Chunk, loss: Loss, metric: str, means: Sequence[Means] | No
     """Returns the tables "samples" and "base". means: None means zero ablation."""
     model, parts = chunk.model, {"samples": [], "base": []}
     layers, heads = range(model.cfg.n_layers), range(model.cfg.n_heads)
-    names = [full_name(_STREAM, layer) for layer in layers]
+    names = [full_name(point, layer) for layer in layers for point in (_Z, _STREAM)]
     for batch in chunk.batches():
         for inputs, own in pieces(model, batch.inputs, range(batch.start, batch.last + 1)):
             logits, cache = model.run_with_cache(inputs, names_filter=names)
             right, ablated = loss.right_answers(logits, inputs, own), []
             parts["base"].append(every_entry("base", _metric(metric, logits, right), sample=own))
             for layer, head in product(layers, heads):
-                stream = cache[names[layer]]
-                change = edit.zero(heads=head)
+                z, stream = (cache[full_name(point, layer)] for point in (_Z, _STREAM))
+                change = -z[:, :, head]
                 if means is not None:
-                    change = edit.patch(means[layer][None, : stream.shape[1]], heads=head)
-                hooks = [(full_name(_Z, layer), change)]
-                logits = from_layer(model, layer, stream, inputs, hooks)
+                    change = change + means[layer][: z.shape[1], head]
+                stream = stream + change @ model.blocks[layer].attn.W_O[head]
+                logits = after_attention(model, layer, stream, inputs)
                 ablated.append(_metric(metric, logits, right))
             table = np.stack(ablated, axis=1)
             parts["samples"].append(

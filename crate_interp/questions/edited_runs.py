@@ -13,6 +13,7 @@ from torch import Tensor
 
 from crate_hooks import full_name
 from crate_interp.models.hooked import HookedModel
+from crate_interp.models.layers.attention import PatternAttention
 
 _LOGITS = 2**25  # the most logits in one forward of a piece of a batch: 128 MB
 _STREAM = 2**20  # the most numbers in the stream of images whose graph is kept: 1 GB in 12 layers
@@ -56,11 +57,37 @@ def from_layer(
 
 
 def after_layer(model: HookedModel, layer: int, stream: Tensor, inputs: Tensor) -> Any:
-    """Returns the logits if this is the stream after a layer."""
+    """Returns the logits if this is the stream after a layer.
+
+    Where the classes are read from CLS alone, the last layer runs for CLS alone.
+    """
     if may_share(model):
+        last = len(model.blocks) - 1
+        if layer < last and _reads_cls(model):
+            stream = model(stream, start_at_layer=layer + 1, stop_at_layer=last)
+            block: Any = model.blocks[last]
+            moved = block.attn(block.ln1(stream), queries=1)
+            stream, layer = block.after_attention(stream[:, :1] + moved), last
         return model(stream, start_at_layer=layer + 1)
     put = (full_name("hook_resid_post", layer), lambda value, hook: stream)
     return model.run_with_hooks(inputs, fwd_hooks=[put])
+
+
+def after_attention(model: HookedModel, layer: int, stream: Tensor, inputs: Tensor) -> Any:
+    """Returns the logits if this is the stream after a layer's attention."""
+    if may_share(model):
+        if layer == len(model.blocks) - 1 and _reads_cls(model):
+            stream = stream[:, :1]
+        return after_layer(model, layer, model.blocks[layer].after_attention(stream), inputs)
+    put = (full_name("hook_resid_mid", layer), lambda value, hook: stream)
+    return model.run_with_hooks(inputs, fwd_hooks=[put])
+
+
+def _reads_cls(model: HookedModel) -> bool:
+    """Tells whether the answer is read from the first token of the last layer, and no other."""
+    cfg, block = model.cfg, model.blocks[-1]
+    of_cls = cfg.kind == "vision" and cfg.pool == "cls" and not cfg.class_layers
+    return of_cls and isinstance(block.attn, PatternAttention)
 
 
 def with_gradients(

@@ -127,11 +127,13 @@ class PatternAttention(Attention):
         z: Stream,
         norm: HookedNorm | None = None,
         context: Context | None = None,
+        *,
+        queries: int | None = None,
     ) -> Float[Tensor, "batch query d_model"]:
         """Returns the attention of norm(z), or of z if it is already normalised.
 
         The norm is an argument because with split inputs the input of each role (query, key, value)
-        is normalised separately.
+        is normalised separately. queries: how many of the first tokens ask; None means all.
         """
         inputs = None if norm is None else self.split_inputs(z)
         if norm is None or inputs is None:
@@ -144,6 +146,7 @@ class PatternAttention(Attention):
             point(role.clone() if is_hooked(point) else role)
             for point, role in zip((self.hook_q, self.hook_k, self.hook_v), roles, strict=True)
         )
+        q = q if queries is None else q[:, :queries]
         if context and context.past is not None:
             k, v = context.past.extend(context.layer, k, v)
         gathered = torch.matmul(self._pattern(q, k, context), v.transpose(1, 2))

@@ -71,7 +71,12 @@ class CrateBlock(Layer):
     def forward(self, z: Stream, context: Context | None = None) -> Stream:
         """Returns the stream after attention and the sparse step, Z^{l+1}."""
         z = self.hook_resid_pre(z)
-        mid = self.hook_resid_mid(z + self.hook_attn_out(self.attn.of_stream(z, self.ln1, context)))
+        out = self.hook_attn_out(self.attn.of_stream(z, self.ln1, context))
+        return self.after_attention(z + out)
+
+    def after_attention(self, mid: Stream) -> Stream:
+        """Returns the stream after the layer, Z^{l+1}, if attention leaves this stream."""
+        mid = self.hook_resid_mid(mid)
         if self.cfg.attn_only:
             return self.hook_resid_post(mid)
         read = self.hook_mlp_in(mid.clone()) if self.cfg.use_hook_mlp_in else mid
