@@ -38,21 +38,6 @@ MOVED = {
     "demos/whitebox_family.png": "whitebox_family.png",
     "demos/how_far_graphs_go.png": "how_far_graphs_go.png",
 }
-# shows the claims that have a word, on the page of all claims
-FILTER = """<p><label>Show claims with <input id="filter" type="search"
- placeholder="a word, a paper or an answer"></label> <span id="left"></span></p><script>
-document.getElementById("filter").addEventListener("input", event => {
-  const words = event.target.value.toLowerCase().split(/\\s+/);
-  const tables = [...document.querySelectorAll("table")].slice(1);
-  let left = 0;
-  for (const row of tables.flatMap(table => [...table.tBodies[0].rows])) {
-    row.hidden = !words.every(word => row.textContent.toLowerCase().includes(word));
-    left += !row.hidden;
-  }
-  document.getElementById("left").textContent = `${left} claims`;
-});
-</script>
-"""
 EXPLORER = "live/explorer.html"  # made when the site is built
 SAMPLE = 5  # of the embedded pictures: a tulip
 REFERENCE = {
@@ -125,10 +110,7 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
         html = re.sub(r'<img alt="([^"]*)"[^>]*>', live, html, count=1)
     if own != "glossary.md":
         html = explained(html, f"{up}/glossary.html")
-    html = in_prose(html, typeset)
-    if own == "claims.md":
-        html = html.replace("<table>", f"{FILTER}<table>", 2).replace(FILTER, "", 1)
-    return html
+    return in_prose(html, typeset)
 
 
 def in_prose(html: str, change: Callable[[str], str]) -> str:
