@@ -38,6 +38,7 @@ MOVED = {
     "demos/whitebox_family.png": "whitebox_family.png",
     "demos/how_far_graphs_go.png": "how_far_graphs_go.png",
 }
+EVERY_MODEL = "::: crate_interp.models.hooked.HookedModel\n    options:\n      heading: 'Every model'"
 EXPLORER = "live/explorer.html"  # made when the site is built
 SAMPLE = 5  # of the embedded pictures: a tulip
 REFERENCE = {
@@ -111,6 +112,12 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
     if own != "glossary.md":
         html = explained(html, f"{up}/glossary.html")
     return in_prose(html, typeset)
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Lets names in code and heads of tables break after a dot, a line or a slash, unseen."""
+    names = re.compile(r"(?<=<code>)[^<]+(?=</code>)|(?<=<th>)[^<]+(?=</th>)")
+    return names.sub(lambda at: re.sub(r"(?<=\w)([._/])(?=[a-zA-Z])", r"\1<wbr>", at[0]), output)
 
 
 def in_prose(html: str, change: Callable[[str], str]) -> str:
@@ -317,6 +324,8 @@ def api_page(name: str) -> str:
         f"{block(f'{shown}.{own}', value)}\n\n```pycon\n{given[own]}\n```"
         for own, value in public(name).items()
     ]
+    if not name:  # what users call most is of no class of its own
+        blocks.append(EVERY_MODEL)
     return "\n\n".join([f"# {shown}", (words or "").strip(), before, *blocks])
 
 
