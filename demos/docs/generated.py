@@ -38,7 +38,6 @@ MOVED = {
     "demos/whitebox_family.png": "whitebox_family.png",
     "demos/how_far_graphs_go.png": "how_far_graphs_go.png",
 }
-EVERY_MODEL = "::: crate_interp.models.hooked.HookedModel\n    options:\n      heading: 'Every model'"
 EXPLORER = "live/explorer.html"  # made when the site is built
 SAMPLE = 5  # of the embedded pictures: a tulip
 REFERENCE = {
@@ -325,7 +324,7 @@ def api_page(name: str) -> str:
         for own, value in public(name).items()
     ]
     if not name:  # what users call most is of no class of its own
-        blocks.append(EVERY_MODEL)
+        blocks.append("::: crate_interp.models.hooked.HookedModel")
     return "\n\n".join([f"# {shown}", (words or "").strip(), before, *blocks])
 
 
