@@ -182,6 +182,8 @@ def glossary() -> str:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Puts the table of models at the end of its page, and links to what the site has moved."""
     own = page.file.src_uri
+    if own == "index.md":  # its page of one image takes the whole width
+        page.meta["hide"] = ["toc"]
     if own == "reference/statistics.md":  # who searches for a statistic wants to know what it is
         page.meta["search"] = {"boost": 200}
     folder = os.path.dirname(own)
