@@ -107,14 +107,22 @@ def least_rate(
 
     `max_nu sum_i min_t [w_i / 2 log(1 + t^2) + nu (x_i - t)^2] - nu distance^2`.
 
-    values: the singular values x_i of all U_k^T Z, times sqrt(p / (N eps^2)), `[..., number]`;
-    distance `[...]`, >= 0: how far the values may move, `sqrt(p / (N eps^2) |sum U_k U_k^T|_2)`
-    times the Frobenius length of the step; weights: w_i >= 0, None if all are 1 -> `[...]` in nats
-    per token, between 0 and the rate before the step. After any step of that length R^c is at least
-    this rate: singular values move by at most the length of the change of the matrix (Mirsky 1960),
-    and the formula is a Lagrange dual, which is at most the least rate of values that move so far
-    (weak duality). Each inner minimum is a root of a cubic. Computed in float64. Raises ValueError
-    if a value or a distance is negative.
+    After any step of that length R^c is at least this rate: singular values move by at most the
+    length of the change of the matrix (Mirsky 1960), and the formula is a Lagrange dual, which is
+    at most the least rate of values that move so far (weak duality). Each inner minimum is a root
+    of a cubic. Computed in float64.
+
+    Args:
+        values: The singular values x_i of all U_k^T Z, times sqrt(p / (N eps^2)), `[..., number]`.
+        distance: `[...]`, >= 0: how far the values may move, `sqrt(p / (N eps^2) |sum U_k
+            U_k^T|_2)` times the Frobenius length of the step.
+        weights: w_i >= 0, None if all are 1.
+
+    Returns:
+        `[...]` in nats per token, between 0 and the rate before the step.
+
+    Raises:
+        ValueError: If a value or a distance is negative.
     """
     if bool((values < 0).any()) or bool((distance < 0).any()):
         raise ValueError("values or distance holds a negative number: give lengths >= 0.")
