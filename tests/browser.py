@@ -20,25 +20,7 @@ WIDTHS, SCHEMES, HEIGHT = (390, 1280), ("light", "dark"), 900
 LEAST_CONTRAST = 4.5
 _OWN = ("file:", "data:", "blob:", "about:")  # addresses that leave nothing
 
-# What sticks out to the right of the window, unless something that scrolls holds it.
-_OVERFLOW = """() => {
-  const width = window.innerWidth, wrong = [];
-  const held = element => {
-    for (let outer = element.parentElement; outer; outer = outer.parentElement)
-      if (outer !== document.body && outer !== document.documentElement
-          && getComputedStyle(outer).overflowX !== 'visible') return true;
-    return false;
-  };
-  if (document.scrollingElement.scrollWidth > width)
-    wrong.push(`the page is ${document.scrollingElement.scrollWidth} px wide, the window ${width}`);
-  for (const element of document.body.querySelectorAll('*')) {
-    const box = element.getBoundingClientRect();
-    if (box.width > 1 && box.right > width + 1 && element.checkVisibility() && !held(element))
-      wrong.push(`${element.tagName.toLowerCase()}.${element.getAttribute('class') ?? ''} `
-        + `reaches ${Math.round(box.right)} px`);
-  }
-  return wrong.slice(0, 8);
-}"""
+_OVERFLOW = Path(__file__).with_name("overflow.js").read_text()
 
 # The contrast of every visible text with its ground, by the formula of WCAG 2.
 _CONTRAST = """least => {

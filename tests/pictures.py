@@ -37,6 +37,7 @@ SCRIPTED = (
     "atlas-layer",
 )
 
+DRAWING = Path(__file__).with_name("drawing.js").read_text()
 OPEN_ALL = """() => {
   for (const fold of document.querySelectorAll('details')) fold.open = true;
 }"""
@@ -111,6 +112,8 @@ def looked_at(browser: Any, page: Path, words: list[str], picture: Path) -> Iter
                 shown.page.wait_for_timeout(300)
                 scrolled(shown.page)
                 shown.page.screenshot(path=f"{one}.png", full_page=True)
+                box = shown.page.evaluate(DRAWING)
+                shown.page.screenshot(path=f"{one}-drawing.png", full_page=True, clip=box)
                 wrong = _measured(shown.page, picture.name)
                 text = shown.page.content()
                 wrong += [f"{word!r} is not in it" for word in words if word not in text]
@@ -127,12 +130,12 @@ def _measured(page: Any, name: str) -> list[str]:
 
 
 def kept_for_docs(out: Path, names: Iterable[str]) -> None:
-    """Writes the top of each page, light and wide, as a small picture for the documentation."""
+    """Writes the drawing of each page, light and wide, as a picture for the documentation."""
     folder = ROOT / "demos" / "docs" / "pages" / "assets" / "pages"
     for name in names:
-        with Image.open(out / f"{name}-{WIDTHS[1]}-light.png") as shot:
-            top = shot.convert("RGB").crop((0, 0, shot.width, shot.width * 2 // 3))
-            top.resize((720, 480), Image.Resampling.LANCZOS).save(folder / f"{name}.webp")
+        with Image.open(out / f"{name}-{WIDTHS[1]}-light-drawing.png") as shot:
+            small = shot.convert("RGB").resize((720, 480), Image.Resampling.LANCZOS)
+            small.save(folder / f"{name}.webp")
 
 
 def main() -> bool:

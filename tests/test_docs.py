@@ -1,6 +1,7 @@
 """Documentation: its code runs, its names lead somewhere; one record for each statistic."""
 
 import doctest
+import json
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ import torch
 
 import crate_hooks
 import crate_interp as ci
+from browser import driven, opened  # noqa: F401
 from conftest import make
 from crate_interp.audits import claims
 from crate_interp.audits.claims import CLAIMS, NUMBERS
@@ -187,26 +189,39 @@ def test_pages_of_data_say_what_the_data_say():
         assert (PAGES / name).read_text() == f"{text}\n", name
 
 
-@pytest.mark.slow
-def test_the_site_builds_without_a_network(tmp_path):
-    """Strict: a broken link, a missing page or a bad reference fails."""
-    command = [sys.executable, "-m", "mkdocs", "build", "-f", DOCS / "mkdocs.yml", "-d", tmp_path]
-    settings = {
-        "NO_MKDOCS_2_WARNING": "1",
-        "http_proxy": "http://127.0.0.1:9",
-        "HF_HUB_OFFLINE": "1",
-    }
-    environment = {**os.environ, **settings, "https_proxy": settings["http_proxy"]}
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Built strictly and without a network: a broken link or a bad reference fails."""
+    out = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "-f", DOCS / "mkdocs.yml", "-d", out]
+    settings = dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")
+    environment = os.environ | settings | {"NO_MKDOCS_2_WARNING": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
-    words = (tmp_path / "search" / "search_index.json").read_text()
+    return out
+
+
+@pytest.mark.slow
+def test_the_site_has_all_names(site):
+    index = json.loads((site / "search" / "search_index.json").read_text())
+    titles = {each["title"] for each in index["docs"]}
+    assert {"ci.ablate_heads", "ci.viz.layers", "run_with_cache"} <= titles
+    words = json.dumps(index)
     for probe in ci.probes.available():
         for statistic in ci.probes.resolve(probe)[0].statistics:
             assert f"{probe}.{statistic}" in words, statistic
-    every = "".join(path.read_text() for path in (tmp_path / "reference" / "api").glob("*.html"))
+    every = "".join(path.read_text() for path in (site / "reference" / "api").glob("*.html"))
     for name in ci.__all__:
         assert f"ci.{name}" in every, name
     assert "fonts.googleapis" not in every and "unpkg.com" not in every
+
+
+@pytest.mark.slow
+def test_no_table_of_the_site_is_cut(site, driven):  # noqa: F811
+    script = Path(__file__).with_name("cut_tables.js").read_text()
+    for page in sorted(site.rglob("*.html")):
+        with opened(driven, page, 1280) as shown:
+            assert shown.page.evaluate(script) == [], page
 
 
 LARGEST = Statistic(
@@ -230,13 +245,6 @@ MOSTLY_ZERO = claims._sparse_step(
 @pytest.fixture(scope="module")
 def images():
     return torch.randn(4, 3, 6, 20, generator=torch.Generator().manual_seed(2))
-
-
-def reference(monkeypatch):
-    monkeypatch.syspath_prepend(str(DOCS))
-    import generated
-
-    return generated
 
 
 def add_largest(monkeypatch):
@@ -275,7 +283,7 @@ def test_a_new_statistic_needs_its_record_alone(images, tmp_path, monkeypatch):
     assert f"largest: {name}, units of the code. {LARGEST.how}" in legend(result)
     assert "largest" in (tmp_path / "summary.txt").read_text()
     assert [LARGEST.title, LARGEST.unit] in [row[:2] for row in numbers(result, [])[1]]
-    line = next(line for line in reference(monkeypatch).statistics().splitlines() if name in line)
+    line = next(line for line in generated().statistics().splitlines() if name in line)
     assert f"{LARGEST.title}. {LARGEST.how}" in line and "0 or more" in line
 
 
@@ -291,7 +299,7 @@ def test_a_new_claim_needs_its_record_alone(images, tmp_path, monkeypatch):
     assert page.count('popovertarget="mostly_zero-0"') == 2  # its sign, and the button that closes
     assert "mostly zeros" in result.text()  # what the command prints
     assert "mostly zeros (mostly_zero): The code" in (tmp_path / "audit.txt").read_text()
-    row = next(row for row in reference(monkeypatch).claims().splitlines() if "mostly_zero" in row)
+    row = next(row for row in generated().claims().splitlines() if "mostly_zero" in row)
     assert MOSTLY_ZERO.says in row and "zeros" in row
 
 

@@ -210,28 +210,28 @@ def _without_bridge(network: nn.Module) -> Iterator[None]:
 def from_bridge(bridge: nn.Module, *, subspaces: str = "value", **config: object) -> BridgedModel:
     """Returns a hooked model over a bridge, for sweeps, probes, audits and pages.
 
-    bridge: TransformerLens' TransformerBridge to a network whose layers are norm, attention, norm
-    and MLP, with attention and MLP added to the stream: ViT, DeiT, GPT-2, Llama and the like
-    through TransformerLens' adapters, DINOv2 through ours (`ci.bridge.load`). Boot it without
-    compatibility mode.
-
-    subspaces: which maps of the heads stand in for U_k wherever the papers' U is needed
-    (compression, alignment): "value" (the columns of W_V), "key" or "query". A black box does not
-    tie these maps, so this is a choice; results record it as config["subspaces"]. If several query
-    heads share keys and values, a group of heads has one key or value subspace.
-
-    config: fields of the config that cannot be read from the bridge, such as mean, std, resize,
-    crop, labels, n_ctx (shorter windows of text) or model_name.
-
     The model shares the bridge's weights, and the hooks on the bridge. One small sample is run to
     check that the activation at each point agrees with the point's name, and that the bridge
-    computes what the network computes without it. An edit of
-    `attn.hook_pattern` reaches the network only if TransformerLens computes the attention itself
-    (GPT-2 and Llama, but not ViT); otherwise TransformerLens warns. An edit of `hook_resid_mid`
-    reaches the MLP but not the stream.
+    computes what the network computes without it. An edit of `attn.hook_pattern` reaches the
+    network only if TransformerLens computes the attention itself (GPT-2 and Llama, but not ViT);
+    otherwise TransformerLens warns. An edit of `hook_resid_mid` reaches the MLP but not the stream.
 
-    Raises ValueError for anything but such a bridge, for a point whose activation contradicts its
-    name, and for a bridge whose adapter does not know a setting of the network's config.
+    Args:
+        bridge: TransformerLens' TransformerBridge to a network whose layers are norm, attention,
+            norm and MLP, with attention and MLP added to the stream: ViT, DeiT, GPT-2, Llama and
+            the like through TransformerLens' adapters, DINOv2 through ours (`ci.bridge.load`). Boot
+            it without compatibility mode.
+        subspaces: Which maps of the heads stand in for U_k wherever the papers' U is needed
+            (compression, alignment): "value" (the columns of W_V), "key" or "query". A black box
+            does not tie these maps, so this is a choice; results record it as config["subspaces"].
+            If several query heads share keys and values, a group of heads has one key or value
+            subspace.
+        config: Fields of the config that cannot be read from the bridge, such as mean, std, resize,
+            crop, labels, n_ctx (shorter windows of text) or model_name.
+
+    Raises:
+        ValueError: For anything but such a bridge, for a point whose activation contradicts its
+            name, and for a bridge whose adapter does not know a setting of the network's config.
     """
     network = getattr(bridge, "original_model", bridge)
     if isinstance(network, HookedModel) or not hasattr(bridge, "blocks"):

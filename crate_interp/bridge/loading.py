@@ -122,7 +122,20 @@ def load(
     never read. `model.preprocess` does what the source's preprocessor_config.json says. Any other
     source goes to `ci.load` with the same arguments, without `subspaces`.
 
-    Raises CheckpointError, in one line, for any fault of a source.
+    Args:
+        source: A name in `ci.list_models()`, a folder, or "owner/repo" on the Hub.
+        subspaces: As in `ci.from_bridge`.
+        family: As in `ci.load`.
+        revision: As in `ci.load`.
+        device: As in `ci.load`.
+        dtype: As in `ci.load`.
+        cache_dir: As in `ci.load`.
+        local_files_only: As in `ci.load`.
+        token: As in `ci.load`.
+        config: Fields of the config, as in `ci.from_bridge`.
+
+    Raises:
+        CheckpointError: In one line, for any fault of a source.
     """
     checks.one_of("subspaces", subspaces, SUBSPACES)
     net = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}

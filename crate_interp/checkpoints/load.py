@@ -156,10 +156,18 @@ def _load(source: Source, config: GivenConfig | None, dtype: torch.dtype) -> Any
 def convert(source: Given, folder: str | Path, **options: Any) -> Any:
     """Loads a checkpoint, writes it as a new folder that `ci.load` reads, and returns the model.
 
-    options: those of `ci.load`. The folder holds model.safetensors, config.json and a model card;
-    after an interrupt there is no folder. If the model has no `model_name`, the folder's name
-    becomes its name, which pages and tables show. Raises ValueError, before work starts, if the
-    folder already exists or cannot be written, and CheckpointError as `ci.load` does.
+    The folder holds model.safetensors, config.json and a model card; after an interrupt there is no
+    folder. If the model has no `model_name`, the folder's name becomes its name, which pages and
+    tables show.
+
+    Args:
+        source: As in `ci.load`.
+        folder: The new folder.
+        options: Those of `ci.load`.
+
+    Raises:
+        ValueError: Before work starts, if the folder already exists or cannot be written.
+        CheckpointError: As `ci.load` does.
     """
     folder = Path(folder)
     if not is_free(folder, CONFIG):  # unfinished files of a process that died do not count

@@ -22,6 +22,11 @@ class Edge:
     """An edge from one node to a later one, with a weight.
 
     Nodes are "embed", "L3H1" (head 1 of layer 3), "L3A17" (atom 17 of layer 3) and "logits".
+
+    Args:
+        source: A node: "embed", "L3H1" (head 1 of layer 3), "L3A17" (atom 17 of layer 3).
+        target: A later node, or "logits".
+        weight: How much goes along the edge.
     """
 
     source: str
@@ -33,8 +38,14 @@ class Edge:
 class Circuit:
     """Weighted edges, with a note and meta on their origin; the edges are stored as a tuple.
 
-    Raises ValueError if a name is not that of a node, an edge does not go to a later node, a weight
-    is not a finite number, or two edges connect the same nodes.
+    Args:
+        edges: The edges; they are stored as a tuple.
+        note: What the circuit is, in words.
+        meta: Where it comes from.
+
+    Raises:
+        ValueError: If a name is not that of a node, an edge does not go to a later node, a weight
+            is not a finite number, or two edges connect the same nodes.
     """
 
     edges: Sequence[Edge]

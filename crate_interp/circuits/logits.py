@@ -211,14 +211,21 @@ def logit_lens(
 ) -> LogitLens:
     """Returns the `count` likeliest answers by layer at one token of a sample.
 
-    Probabilities are `softmax(LN(Z^l) W_U + b_U)`, as in TransformerLens' `cache.logit_lens()`.
-    sample: the sample's number in the cache. position: the token that is read, in language models
-    and in models that pool the mean; other models always read the same token, such as CLS. In CRATE
-    and CRATE-LM each layer writes the stream in its own atoms, and the last norm reads only the
-    atoms of the last layer, so early rows may mean nothing.
+    Probabilities are `softmax(LN(Z^l) W_U + b_U)`, as in TransformerLens' `cache.logit_lens()`. In
+    CRATE and CRATE-LM each layer writes the stream in its own atoms, and the last norm reads only
+    the atoms of the last layer, so early rows may mean nothing.
 
-    Raises ValueError for models without logits, and for samples and positions that the cache does
-    not have. Raises KeyError if the cache lacks hook_resid_pre.
+    Args:
+        cache: From `model.run_with_cache(x)`, with hook_resid_pre.
+        sample: The sample's number in the cache.
+        position: The token that is read, in language models and in models that pool the mean; other
+            models always read the same token, such as CLS.
+        count: How many answers.
+
+    Raises:
+        ValueError: For models without logits, and for samples and positions that the cache does not
+            have.
+        KeyError: If the cache lacks hook_resid_pre.
     """
     model = getattr(cache, "model", None)
     if model is None or not model.has_logits:

@@ -246,8 +246,16 @@ class Samples:
 def part(samples: Samples, start: int, stop: int) -> Samples:
     """Returns the samples from number `start` up to, not including, `stop` of the whole data set.
 
-    The part keeps the fingerprint of the whole. Raises ValueError unless start and stop are whole
-    numbers, start < stop, and `samples` has all samples between them.
+    The part keeps the fingerprint of the whole.
+
+    Args:
+        samples: The samples of a data set.
+        start: The number of the first.
+        stop: The number after the last.
+
+    Raises:
+        ValueError: Unless start and stop are whole numbers, start < stop, and `samples` has all
+            samples between them.
     """
     begin, end = samples.start, samples.start + samples.n
     if not (checks.is_int(start) and checks.is_int(stop) and begin <= start < stop <= end):

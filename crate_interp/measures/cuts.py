@@ -31,12 +31,6 @@ def maskcut(
 
     `(D - A) v = lambda D v`, where A is the affinity of the tokens and D = diag(A 1).
 
-    features `[..., pos, d]` without CLS, row-major over `grid` (h, w) -> bool
-    `[..., n_masks, h, w]` on the device of the features. affinity="cosine": A_ij = 1 if cos(f_i,
-    f_j) > tau, else 1e-5 (CutLER, arXiv 2301.11320). affinity="inner": A_ij = <f_i, f_j>, or 0 if
-    that is below tau (arXiv 2308.16271, on the codes of all heads side by side); a token of degree
-    0 is background and left out of the cut.
-
     The foreground is the side v > mean(v), unless it has 3 or more corners of the grid: then it is
     the other side. A part is the 4-connected piece of the foreground that holds the foreground's
     most extreme entry of v. A mask is a part without the earlier masks. The features of its tokens
@@ -52,9 +46,23 @@ def maskcut(
     that a rejected part returns in the next round. No CRF follows. Computed in float64 on the CPU,
     without gradient.
 
-    Raises ValueError if the grid does not fit, if there are fewer than 2 tokens, if features hold
-    NaN or Inf, if n_masks is below 1, if tau is not finite, if tau is negative with
-    affinity="inner" (a cut needs weights >= 0), or if affinity is neither "cosine" nor "inner".
+    Args:
+        features: `[..., pos, d]` without CLS, row-major over `grid`.
+        grid: Rows and columns of patches (h, w).
+        n_masks: How many masks, at most.
+        tau: The threshold of the affinity.
+        affinity: "cosine": A_ij = 1 if cos(f_i, f_j) > tau, else 1e-5 (CutLER, arXiv 2301.11320).
+            "inner": A_ij = <f_i, f_j>, or 0 if that is below tau (arXiv 2308.16271, on the codes of
+            all heads side by side); a token of degree 0 is background and left out of the cut.
+
+    Returns:
+        bool `[..., n_masks, h, w]` on the device of the features.
+
+    Raises:
+        ValueError: If the grid does not fit, if there are fewer than 2 tokens, if features hold NaN
+            or Inf, if n_masks is below 1, if tau is not finite, if tau is negative with
+            affinity="inner" (a cut needs weights >= 0), or if affinity is neither "cosine" nor
+            "inner".
     """
     require_floats(features, "pos d")
     *batch, pos, d = features.shape

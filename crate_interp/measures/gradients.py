@@ -42,9 +42,19 @@ def subspace_coding_rate_gradient(z: Tokens, u: Bases, eps: float) -> Tokens:
 
     `sum_k a C_k (I + a C_k^T C_k)^{-1} U_k^T`, where C_k = Z U_k and a = p / (N eps^2).
 
-    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z, in nats per unit of z. arXiv
-    2306.01129, before eq. 9; the paper derives MSSA from a step against this gradient. Computed in
-    float64. NaN or Inf in a sample gives NaN. Raises ValueError as `coding_rate` does.
+    Computed in float64. NaN or Inf in a sample gives NaN.
+
+    Args:
+        z: `[..., pos, d_model]`.
+        u: `[head, d_model, d_head]`.
+        eps: The precision, above 0.
+
+    Returns:
+        like z, in nats per unit of z. arXiv 2306.01129, before eq. 9; the paper derives MSSA from a
+        step against this gradient.
+
+    Raises:
+        ValueError: As `coding_rate` does.
     """
     scale = _scale(z, u, eps)
     wide = u.double()
@@ -57,9 +67,19 @@ def neumann_gradient(z: Tokens, u: Bases, eps: float) -> Tokens:
 
     `sum_k (a C_k - a^2 C_k C_k^T C_k) U_k^T`, where C_k = Z U_k and a = p / (N eps^2).
 
-    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z, in nats per unit of z. arXiv
-    2306.01129 eq. 9. It approximates the gradient only if a |C_k|_2^2 < 1; beyond that its sign
-    flips: see `neumann_invalid`. Computed in float64. Raises ValueError as `coding_rate` does.
+    It approximates the gradient only if a |C_k|_2^2 < 1; beyond that its sign flips: see
+    `neumann_invalid`. Computed in float64.
+
+    Args:
+        z: `[..., pos, d_model]`.
+        u: `[head, d_model, d_head]`.
+        eps: The precision, above 0.
+
+    Returns:
+        like z, in nats per unit of z. arXiv 2306.01129 eq. 9.
+
+    Raises:
+        ValueError: As `coding_rate` does.
     """
     scale = _scale(z, u, eps)
     wide = u.double()
@@ -71,11 +91,20 @@ def neumann_gradient(z: Tokens, u: Bases, eps: float) -> Tokens:
 def neumann_invalid(z: Tokens, u: Bases, eps: float) -> Float[Tensor, "*batch head"]:
     """Returns the share of the eigenvalues of `a C_k^T C_k` that exceed 1; a = p / (N eps^2).
 
-    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[..., head]` in [0, 1], among the
-    min(N, p) eigenvalues x of each head. Above 1 the Neumann step has the wrong size or sign: it
-    shrinks directions with x < 1 and lengthens directions with x > 1, but the exact step shrinks
-    all directions. Not differentiable. NaN or Inf in a sample gives NaN. Raises ValueError as
-    `coding_rate` does.
+    Above 1 the Neumann step has the wrong size or sign: it shrinks directions with x < 1 and
+    lengthens directions with x > 1, but the exact step shrinks all directions. Not differentiable.
+    NaN or Inf in a sample gives NaN.
+
+    Args:
+        z: `[..., pos, d_model]`.
+        u: `[head, d_model, d_head]`.
+        eps: The precision, above 0.
+
+    Returns:
+        `[..., head]` in [0, 1], among the min(N, p) eigenvalues x of each head.
+
+    Raises:
+        ValueError: As `coding_rate` does.
     """
     scale = _scale(z, u, eps)
     values = spectra.singular_values(rates.head_codes(z.double(), u.double())).square() * scale
@@ -118,8 +147,19 @@ def gradient_step(z: Tokens, u: Bases, eps: float, kappa: float) -> Tokens:
     Singular values s of the codes become s (1 - kappa a / (1 + x)), where a = p / (N eps^2) and x =
     a s^2.
 
-    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. For orthonormal U, R^c falls if
-    0 < kappa < 8 / (9 a). Raises ValueError as `coding_rate` does.
+    For orthonormal U, R^c falls if 0 < kappa < 8 / (9 a).
+
+    Args:
+        z: `[..., pos, d_model]`.
+        u: `[head, d_model, d_head]`.
+        eps: The precision, above 0.
+        kappa: The length of the step.
+
+    Returns:
+        like z.
+
+    Raises:
+        ValueError: As `coding_rate` does.
     """
     return z - kappa * subspace_coding_rate_gradient(z, u, eps)
 
@@ -130,8 +170,17 @@ def neumann_step(z: Tokens, u: Bases, eps: float, kappa: float) -> Tokens:
     Singular values s of the codes become s (1 - kappa a (1 - x)), where a = p / (N eps^2) and x = a
     s^2. They grow if x > 1.
 
-    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. Raises ValueError as
-    `coding_rate` does.
+    Args:
+        z: `[..., pos, d_model]`.
+        u: `[head, d_model, d_head]`.
+        eps: The precision, above 0.
+        kappa: The length of the step.
+
+    Returns:
+        like z.
+
+    Raises:
+        ValueError: As `coding_rate` does.
     """
     return z - kappa * neumann_gradient(z, u, eps)
 
@@ -142,8 +191,17 @@ def first_order_step(z: Tokens, u: Bases, eps: float, kappa: float) -> Tokens:
 
     Singular values s of the codes become s (1 - kappa a), where a = p / (N eps^2).
 
-    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. Raises ValueError as
-    `coding_rate` does.
+    Args:
+        z: `[..., pos, d_model]`.
+        u: `[head, d_model, d_head]`.
+        eps: The precision, above 0.
+        kappa: The length of the step.
+
+    Returns:
+        like z.
+
+    Raises:
+        ValueError: As `coding_rate` does.
     """
     return z - kappa * _scale(z, u, eps) * written(rates.head_codes(z, u), u)
 
@@ -155,8 +213,17 @@ def third_order_step(z: Tokens, u: Bases, eps: float, kappa: float) -> Tokens:
     Singular values s of the codes become s (1 + kappa a x), where a = p / (N eps^2) and x = a s^2.
     R^c rises.
 
-    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. Raises ValueError as
-    `coding_rate` does.
+    Args:
+        z: `[..., pos, d_model]`.
+        u: `[head, d_model, d_head]`.
+        eps: The precision, above 0.
+        kappa: The length of the step.
+
+    Returns:
+        like z.
+
+    Raises:
+        ValueError: As `coding_rate` does.
     """
     codes = rates.head_codes(z, u)
     return z + kappa * _scale(z, u, eps) ** 2 * written(codes @ (codes.mT @ codes), u)
@@ -167,8 +234,17 @@ def attention_step(z: Tokens, u: Bases, eps: float, kappa: float) -> Tokens:
 
     `Z + kappa a^2 sum_k softmax(C_k C_k^T) C_k U_k^T`, where a = p / (N eps^2).
 
-    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. Raises ValueError as
-    `coding_rate` does.
+    Args:
+        z: `[..., pos, d_model]`.
+        u: `[head, d_model, d_head]`.
+        eps: The precision, above 0.
+        kappa: The length of the step.
+
+    Returns:
+        like z.
+
+    Raises:
+        ValueError: As `coding_rate` does.
     """
     return z + kappa * _scale(z, u, eps) * paper_mssa(z, u, eps)
 
@@ -179,10 +255,19 @@ def paper_mssa(z: Tokens, u: Bases, eps: float) -> Tokens:
 
     `a sum_k softmax(C_k C_k^T) C_k U_k^T`, where a = p / (N eps^2).
 
-    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. arXiv 2306.01129 eq. 11. The
-    official code, which the hooked models run, has a LayerNorm before MSSA, the scale 1 / sqrt(p)
-    in the softmax, and a learned matrix with bias in place of a [U_1 .. U_K]. Raises ValueError as
-    `coding_rate` does.
+    The official code, which the hooked models run, has a LayerNorm before MSSA, the scale 1 /
+    sqrt(p) in the softmax, and a learned matrix with bias in place of a [U_1 .. U_K].
+
+    Args:
+        z: `[..., pos, d_model]`.
+        u: `[head, d_model, d_head]`.
+        eps: The precision, above 0.
+
+    Returns:
+        like z. arXiv 2306.01129 eq. 11.
+
+    Raises:
+        ValueError: As `coding_rate` does.
     """
     return _scale(z, u, eps) * written(subspace_attention(rates.head_codes(z, u)), u)
 
@@ -210,9 +295,20 @@ def ista_step(
 
     `ReLU(z - eta D^T (D z - y) - eta lambd)`, with tokens as rows.
 
-    z `[..., pos, d_mlp]`, y `[..., pos, d_model]`, d `[d_model, d_mlp]` -> like z, >= 0. arXiv
-    2306.01129 eq. 17, which starts at z = y. From z >= 0, `lasso_objective` does not rise if eta <=
-    1 / |D|_2^2. Raises ValueError if the shapes of z, y and d do not fit each other.
+    From z >= 0, `lasso_objective` does not rise if eta <= 1 / |D|_2^2.
+
+    Args:
+        z: `[..., pos, d_mlp]`.
+        y: `[..., pos, d_model]`.
+        d: `[d_model, d_mlp]`.
+        eta: The length of the step.
+        lambd: The weight of the sparsity term.
+
+    Returns:
+        like z, >= 0. arXiv 2306.01129 eq. 17, which starts at z = y.
+
+    Raises:
+        ValueError: If the shapes of z, y and d do not fit each other.
     """
     lasso.check_lasso(z, y, d)
     return torch.relu(z - eta * ((z @ d.mT - y) @ d) - eta * lambd)
@@ -221,13 +317,22 @@ def ista_step(
 def posterior_mean(x: Tokens, u: Bases, sigma: float) -> Tokens:
     """Returns the expected clean token given a noisy one, E[z | x].
 
-    `E[z | x] = sum_k w_k U_k U_k^T x / (1 + s^2)` with
-    `w = softmax_k(|U_k^T x|^2 / (2 s^2 (1 + s^2)))` and s = sigma.
+    `E[z | x] = sum_k w_k U_k U_k^T x / (1 + s^2)` with `w = softmax_k(|U_k^T x|^2 / (2 s^2 (1 +
+    s^2)))` and s = sigma.
 
-    x `[..., pos, d_model]`, u `[head, d_model, d_head]` with orthonormal columns -> like x. This
-    is exact if x = z + s noise and z is from an equal mixture of N(0, U_k U_k^T). By Tweedie's
-    formula E[z | x] is also x + s^2 grad log q(x), where q is the density of x. Raises ValueError
-    if sigma is not above 0.
+    This is exact if x = z + s noise and z is from an equal mixture of N(0, U_k U_k^T). By Tweedie's
+    formula E[z | x] is also x + s^2 grad log q(x), where q is the density of x.
+
+    Args:
+        x: `[..., pos, d_model]`.
+        u: `[head, d_model, d_head]` with orthonormal columns.
+        sigma: The standard deviation s of the noise, above 0.
+
+    Returns:
+        like x.
+
+    Raises:
+        ValueError: If sigma is not above 0.
     """
     return _weighted_projection(x, u, sigma, 1 + sigma**2) / (1 + sigma**2)
 
@@ -237,9 +342,18 @@ def paper_posterior_mean(x: Tokens, u: Bases, sigma: float) -> Tokens:
 
     `sum_k w_k U_k U_k^T x` with `w = softmax_k(|U_k^T x|^2 / (2 s^2))` and s = sigma.
 
-    x `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like x. arXiv 2306.01129 eq. 6. It lacks
-    the two factors 1 / (1 + s^2) of `posterior_mean`, which is exact. Raises ValueError if sigma is
-    not above 0.
+    It lacks the two factors 1 / (1 + s^2) of `posterior_mean`, which is exact.
+
+    Args:
+        x: `[..., pos, d_model]`.
+        u: `[head, d_model, d_head]`.
+        sigma: The standard deviation s of the noise, above 0.
+
+    Returns:
+        like x. arXiv 2306.01129 eq. 6.
+
+    Raises:
+        ValueError: If sigma is not above 0.
     """
     return _weighted_projection(x, u, sigma, 1.0)
 

@@ -26,10 +26,19 @@ def lasso_objective(
 
     `1/2 |y - D z|^2 + sum_j lambd_j |z_j|`.
 
-    z `[..., pos, d_mlp]`, y `[..., pos, d_model]`, d `[d_model, d_mlp]`, lambd a number or
-    `[d_mlp]` -> `[..., pos]`, >= 0 for lambd >= 0, in squared units of y. It is defined for
-    negative z too, which the problem forbids. NaN or Inf in a token gives NaN. Raises ValueError if
-    the shapes of z, y and d do not fit each other.
+    It is defined for negative z too, which the problem forbids. NaN or Inf in a token gives NaN.
+
+    Args:
+        z: `[..., pos, d_mlp]`.
+        y: `[..., pos, d_model]`.
+        d: `[d_model, d_mlp]`.
+        lambd: A number or `[d_mlp]`.
+
+    Returns:
+        `[..., pos]`, >= 0 for lambd >= 0, in squared units of y.
+
+    Raises:
+        ValueError: If the shapes of z, y and d do not fit each other.
     """
     check_lasso(z, y, d)
     return _nan(0.5 * (y - z @ d.mT).square().sum(dim=-1) + (lambd * z.abs()).sum(dim=-1))
@@ -43,9 +52,20 @@ def lasso_kkt_residual(
 
     `|z - ReLU(z - g)|_2`, where g = D^T (D z - y) + lambd.
 
-    Arguments as in `lasso_objective` -> `[..., pos]`, >= 0, in units of the code. It is 0 if and
-    only if z >= 0, g >= 0 and z g = 0, the conditions of Karush, Kuhn and Tucker. NaN or Inf in a
-    token gives NaN. Raises ValueError if the shapes of z, y and d do not fit each other.
+    It is 0 if and only if z >= 0, g >= 0 and z g = 0, the conditions of Karush, Kuhn and Tucker.
+    NaN or Inf in a token gives NaN.
+
+    Args:
+        z: As in `lasso_objective`.
+        y: As in `lasso_objective`.
+        d: As in `lasso_objective`.
+        lambd: As in `lasso_objective`.
+
+    Returns:
+        `[..., pos]`, >= 0, in units of the code.
+
+    Raises:
+        ValueError: If the shapes of z, y and d do not fit each other.
     """
     check_lasso(z, y, d)
     gradient = (z @ d.mT - y) @ d + lambd
@@ -63,13 +83,24 @@ def lasso_solution(
 ) -> Code:
     """Returns a solution of the lasso for each token, by accelerated proximal gradient steps.
 
-    y `[..., pos, d_model]`, d `[d_model, d_mlp]`, lambd a number or `[d_mlp]` ->
-    `[..., pos, d_mlp]`, >= 0; computed in float64. The steps are FISTA's (Beck and Teboulle 2009),
-    which restart when they overshoot (O'Donoghue and Candes 2015), with the step size eta = 1 /
-    |D|_2^2. They stop when every token's step is at most eta tol |D^T y| long, or after max_steps:
-    `lasso_kkt_residual` tells how well the problem is solved. The minimum is unique, and so is the
-    code if D has independent columns. Not differentiable. Raises ValueError if the shapes do not
-    fit, if y or d holds NaN or Inf, or if lambd is negative.
+    The steps are FISTA's (Beck and Teboulle 2009), which restart when they overshoot (O'Donoghue
+    and Candes 2015), with the step size eta = 1 / |D|_2^2. They stop when every token's step is at
+    most eta tol |D^T y| long, or after max_steps: `lasso_kkt_residual` tells how well the problem
+    is solved. The minimum is unique, and so is the code if D has independent columns. Not
+    differentiable.
+
+    Args:
+        y: `[..., pos, d_model]`.
+        d: `[d_model, d_mlp]`.
+        lambd: A number or `[d_mlp]`.
+        tol: The steps stop when all are as short as this share of |D^T y|.
+        max_steps: How many steps, at most.
+
+    Returns:
+        `[..., pos, d_mlp]`, >= 0; computed in float64.
+
+    Raises:
+        ValueError: If the shapes do not fit, if y or d holds NaN or Inf, or if lambd is negative.
     """
     require_floats(d, "d_model d_mlp")
     require_floats(y, "pos d_model")

@@ -35,16 +35,25 @@ def attention_map(
 
     `softmax_j(s <q_query, k_j>)`, where s = 1 / sqrt(d_head), or 1 with scaled=False.
 
-    queries, keys `[..., head, pos, d_head]` with CLS first -> `[..., head, patch]` in [0, 1]. In
-    CRATE both are the codes. scaled=True, cls_key=True is what the model computes (hook_pattern)
+    In CRATE both are the codes. scaled=True, cls_key=True is what the model computes (hook_pattern)
     and what DINO `visualize_attention.py` draws; there a map sums to 1 less the weight of CLS.
     scaled=False, cls_key=False is arXiv 2308.16271 eq. 10; there it sums to 1. Leaving CLS out
     changes neither the order of the patches nor their ratios; the scale changes their ratios.
 
-    query: the position of the query, 0 for CLS. cls_key: whether the softmax runs over CLS too; the
-    weight of CLS is never returned. special: the number of tokens before the patches, CLS first;
-    all these tokens are treated as CLS is. Raises ValueError if the shapes differ, if `query` is
-    not a position, or if there is no patch.
+    Args:
+        queries: `[..., head, pos, d_head]` with CLS first. In CRATE both are the codes.
+        keys: Like the queries.
+        query: The position of the query, 0 for CLS.
+        scaled: Whether the scores are divided by sqrt(d_head).
+        cls_key: Whether the softmax runs over CLS too; the weight of CLS is never returned.
+        special: The number of tokens before the patches, CLS first; all these tokens are treated as
+            CLS is.
+
+    Returns:
+        `[..., head, patch]` in [0, 1].
+
+    Raises:
+        ValueError: If the shapes differ, if `query` is not a position, or if there is no patch.
     """
     checks.require_floats(queries, "head pos d_head")
     checks.require_floats(keys, "head pos d_head")
@@ -94,13 +103,22 @@ def pca_map(
 
     `(f_i - mean) . v_c`.
 
-    features `[image, pos, d]` without CLS, row-major over `grid` (h, w) -> `[image, n_components,
-    h, w]` in units of the features, either sign, largest variance first. The sign is fixed: the
-    mean over the border of the grid is below 0, because the border is assumed to be background; if
-    that mean is 0 up to rounding, the largest entry of v_c is positive. arXiv 2308.16271 App. B.2,
-    whose first step does not subtract the mean. Components of equal variance are not unique. Raises
-    ValueError if the grid does not fit, if features hold NaN or Inf, or if n_components is below 1
-    or above d.
+    The sign is fixed: the mean over the border of the grid is below 0, because the border is
+    assumed to be background; if that mean is 0 up to rounding, the largest entry of v_c is
+    positive. arXiv 2308.16271 App. B.2, whose first step does not subtract the mean. Components of
+    equal variance are not unique.
+
+    Args:
+        features: `[image, pos, d]` without CLS, row-major over `grid` (h, w).
+        grid: Rows and columns of patches, needed if the images do not have the model's own size.
+        n_components: How many components.
+
+    Returns:
+        `[image, n_components, h, w]` in units of the features, either sign, largest variance first.
+
+    Raises:
+        ValueError: If the grid does not fit, if features hold NaN or Inf, or if n_components is
+            below 1 or above d.
     """
     checks.require_floats(features, "image pos d")
     if features.ndim != 3 or 0 in features.shape or features.shape[1] != grid[0] * grid[1]:

@@ -111,9 +111,18 @@ def pixel_mask(
 ) -> Bool[Tensor, "*batch height width"]:
     """Returns a mask of patches enlarged to pixels (nearest neighbour).
 
-    Each pixel has the value of its patch: mask bool `[..., patch]`, row-major over `grid` (rows,
-    columns) -> bool `[..., height, width]`. Raises ValueError if the mask is not bool or does not
-    fit the grid.
+    Each pixel has the value of its patch.
+
+    Args:
+        mask: Bool `[..., patch]`, row-major over `grid`.
+        grid: Rows and columns of patches.
+        patch_size: The side of a patch in pixels.
+
+    Returns:
+        bool `[..., height, width]`.
+
+    Raises:
+        ValueError: If the mask is not bool or does not fit the grid.
     """
     grid, patch_size = checks.size("grid", grid), checks.size("patch_size", patch_size)
     if not _is_mask(mask, 1) or mask.shape[-1] != grid[0] * grid[1]:

@@ -29,13 +29,24 @@ def sparse_rate_reduction(
 
     `lambd |Z|_0 + R^c(Z | U; eps) - R(Z; eps)`.
 
-    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[...]` in nats, either sign; 0 for Z =
-    0. arXiv 2411.17182 eq. 11 (its summand), arXiv 2306.01129 eq. 1 (negated). penalty: `l0_norm`,
-    a count whose gradient is zero everywhere, or another function to `[..., pos]` such as
-    `l1_norm`. The penalty is summed over tokens and, with `normalise`, divided by the number of
-    entries of z. The papers do not say whether their count is a fraction, which eps they used, or
-    whether they trained with the count or with a surrogate; 2411.17182 has lambd = 0.1 and measures
-    without LayerNorm. Raises ValueError as `coding_rate` does.
+    Args:
+        z: `[..., pos, d_model]`.
+        u: `[head, d_model, d_head]`.
+        eps: The precision, above 0.
+        lambd: The weight of the sparsity term.
+        penalty: `l0_norm`, a count whose gradient is zero everywhere, or another function to `[...,
+            pos]` such as `l1_norm`. The penalty is summed over tokens and, with `normalise`,
+            divided by the number of entries of z. The papers do not say whether their count is a
+            fraction, which eps they used, or whether they trained with the count or with a
+            surrogate; 2411.17182 has lambd = 0.1 and measures without LayerNorm.
+        normalise: Whether the penalty is a share of the entries.
+
+    Returns:
+        `[...]` in nats, either sign; 0 for Z = 0. arXiv 2411.17182 eq. 11 (its summand), arXiv
+        2306.01129 eq. 1 (negated).
+
+    Raises:
+        ValueError: As `coding_rate` does.
     """
     rate, per_head = rates.coding_rate(z, eps), rates.subspace_coding_rate(z, u, eps)
     size = penalty(z).sum(dim=-1)
@@ -57,12 +68,24 @@ def layer_objectives(
 
     `mu_l = mu(f_l(sg(Z^{l-1})) | U_l)`, where sg detaches the output of the layer before.
 
-    layers: callables z -> z, such as `model.blocks`. bases: the U of each layer, `[head, d_model,
-    d_head]`. z: the input of the first layer, `[..., pos, d_model]`. -> `[layer, ...]` in nats.
     arXiv 2411.17182 eq. 14 adds gamma = 0.001 times the sum of all mu_l, or times mu_l of the last
     layer, to the cross-entropy. The gradient of mu_l reaches only layer l, and the default penalty
-    adds nothing to it. Raises ValueError if there are no layers, or if there are not as many bases
-    as layers.
+    adds nothing to it.
+
+    Args:
+        layers: Callables z -> z, such as `model.blocks`.
+        bases: The U of each layer, `[head, d_model, d_head]`.
+        z: The input of the first layer, `[..., pos, d_model]`.
+        eps: The precision, above 0.
+        lambd: The weight of the sparsity term.
+        penalty: `l0_norm` or another function to `[..., pos]`.
+        normalise: Whether the penalty is a share of the entries.
+
+    Returns:
+        `[layer, ...]` in nats.
+
+    Raises:
+        ValueError: If there are no layers, or if there are not as many bases as layers.
     """
     if not len(layers) or len(layers) != len(bases):
         raise ValueError(f"{len(layers)} layers and {len(bases)} bases: give one basis a layer.")
@@ -84,14 +107,22 @@ def least_rate(
 
     `max_nu sum_i min_t [w_i / 2 log(1 + t^2) + nu (x_i - t)^2] - nu distance^2`.
 
-    values: the singular values x_i of all U_k^T Z, times sqrt(p / (N eps^2)), `[..., number]`;
-    distance `[...]`, >= 0: how far the values may move, `sqrt(p / (N eps^2) |sum U_k U_k^T|_2)`
-    times the Frobenius length of the step; weights: w_i >= 0, None if all are 1 -> `[...]` in nats
-    per token, between 0 and the rate before the step. After any step of that length R^c is at least
-    this rate: singular values move by at most the length of the change of the matrix (Mirsky 1960),
-    and the formula is a Lagrange dual, which is at most the least rate of values that move so far
-    (weak duality). Each inner minimum is a root of a cubic. Computed in float64. Raises ValueError
-    if a value or a distance is negative.
+    After any step of that length R^c is at least this rate: singular values move by at most the
+    length of the change of the matrix (Mirsky 1960), and the formula is a Lagrange dual, which is
+    at most the least rate of values that move so far (weak duality). Each inner minimum is a root
+    of a cubic. Computed in float64.
+
+    Args:
+        values: The singular values x_i of all U_k^T Z, times sqrt(p / (N eps^2)), `[..., number]`.
+        distance: `[...]`, >= 0: how far the values may move, `sqrt(p / (N eps^2) |sum U_k
+            U_k^T|_2)` times the Frobenius length of the step.
+        weights: w_i >= 0, None if all are 1.
+
+    Returns:
+        `[...]` in nats per token, between 0 and the rate before the step.
+
+    Raises:
+        ValueError: If a value or a distance is negative.
     """
     if bool((values < 0).any()) or bool((distance < 0).any()):
         raise ValueError("values or distance holds a negative number: give lengths >= 0.")

@@ -34,15 +34,25 @@ def variational_rate(
     `n_k / (2N) sum_j ln(1 + d / eps^2 m_kj)`, where m_kj = sum_i pi_ki c_kij^2 / n_k is the second
     moment of coordinate j of the codes C_k = Z U_k in group k, n_k = sum_i pi_ki, and d = K p.
 
-    codes `[..., head, pos, d_head]`, membership `[..., head, pos]` -> `[..., head]` in nats per
-    token, >= 0; the sum over heads is the bound. arXiv 2412.17810 eq. 6 to 10. As ln(1 + x) is
-    concave, it is at least n_k / (2N) logdet(I + d / (n_k eps^2) C_k^T diag(pi_k) C_k), which is
-    the term of `mcr2_coding_rate` if the tokens of group k lie in an orthonormal U_k. The two are
-    equal if the coordinates of the codes are uncorrelated in each group. Unlike
+    As ln(1 + x) is concave, it is at least n_k / (2N) logdet(I + d / (n_k eps^2) C_k^T diag(pi_k)
+    C_k), which is the term of `mcr2_coding_rate` if the tokens of group k lie in an orthonormal
+    U_k. The two are equal if the coordinates of the codes are uncorrelated in each group. Unlike
     `subspace_coding_rate` it has d and n_k instead of p and N, and depends on the basis within a
     subspace. The official code has d / eps^2 = 1, which is eps = sqrt(d), and adds 1e-8 to n_k. A
-    group without tokens adds nothing. Computed in float64. NaN or Inf in a head gives NaN. Raises
-    ValueError if membership does not fit the codes or is negative; otherwise as `coding_rate` does.
+    group without tokens adds nothing. Computed in float64. NaN or Inf in a head gives NaN.
+
+    Args:
+        codes: `[..., head, pos, d_head]`.
+        membership: `[..., head, pos]`.
+        eps: The precision, above 0.
+
+    Returns:
+        `[..., head]` in nats per token, >= 0; the sum over heads is the bound. arXiv 2412.17810 eq.
+        6 to 10.
+
+    Raises:
+        ValueError: If membership does not fit the codes or is negative; otherwise as `coding_rate`
+            does.
     """
     moment, count, scale = _statistics(codes, membership, eps)
     rate = count / (2 * codes.shape[-2]) * torch.log1p(scale * moment).sum(dim=-1)
@@ -58,13 +68,23 @@ def variational_rate_gradient(
     `a pi_ki c_kij / (N (1 + a m_kj))`, where a = d / eps^2 and d, m_kj are as in
     `variational_rate`.
 
-    codes `[..., head, pos, d_head]`, membership `[..., head, pos]` -> like codes, in nats per unit
-    of the codes. Its product with U_k^T, summed over heads, is the gradient with respect to the
-    tokens. arXiv 2412.17810 eq. 6 to 10. What the heads of TSSA write before the output matrix is
-    -N times this gradient at eps = sqrt(d), so a head steps against it by construction; the learned
-    output matrix in place of U_k^T need not. In a causal model each token has its own moments, of
-    the tokens up to itself, so its steps together are the gradient of no single rate. Computed in
-    float64. NaN or Inf in a head gives NaN. Raises ValueError as `variational_rate` does.
+    Its product with U_k^T, summed over heads, is the gradient with respect to the tokens. arXiv
+    2412.17810 eq. 6 to 10. What the heads of TSSA write before the output matrix is -N times this
+    gradient at eps = sqrt(d), so a head steps against it by construction; the learned output matrix
+    in place of U_k^T need not. In a causal model each token has its own moments, of the tokens up
+    to itself, so its steps together are the gradient of no single rate. Computed in float64. NaN or
+    Inf in a head gives NaN.
+
+    Args:
+        codes: `[..., head, pos, d_head]`.
+        membership: `[..., head, pos]`.
+        eps: The precision, above 0.
+
+    Returns:
+        like codes, in nats per unit of the codes.
+
+    Raises:
+        ValueError: As `variational_rate` does.
     """
     moment, _, scale = _statistics(codes, membership, eps)
     weight = scale / (codes.shape[-2] * (1 + scale * moment))  # [..., head, d_head]
@@ -147,13 +167,21 @@ def contracted_rate(
     `1/2 logdet(I + p / (m eps^2) Q_k Q_k^T)`, where Q_k = A_k C_k holds the codes of the m
     representatives, and C_k = Z U_k those of the tokens.
 
-    codes `[..., head, pos, d_head]`, contraction `[..., head, rep, pos]` of any sign -> `[...,
-    head]` in nats per representative, >= 0. The sum over heads is the compression term of arXiv
-    2509.16875 eq. 4 to 7, whose tokens are columns. It is `coding_rate` of the codes Q_k, and
-    `subspace_coding_rate` if A is the identity. In the official code the representatives are P C +
-    s A C, with pooled codes P C and a learned step s: give P + s A for their rate. Computed in
-    float64. NaN or Inf in a head gives NaN. Raises ValueError if contraction does not fit the
-    codes; otherwise as `coding_rate` does.
+    The sum over heads is the compression term of arXiv 2509.16875 eq. 4 to 7, whose tokens are
+    columns. It is `coding_rate` of the codes Q_k, and `subspace_coding_rate` if A is the identity.
+    In the official code the representatives are P C + s A C, with pooled codes P C and a learned
+    step s: give P + s A for their rate. Computed in float64. NaN or Inf in a head gives NaN.
+
+    Args:
+        codes: `[..., head, pos, d_head]`.
+        contraction: `[..., head, rep, pos]` of any sign.
+        eps: The precision, above 0.
+
+    Returns:
+        `[..., head]` in nats per representative, >= 0.
+
+    Raises:
+        ValueError: If contraction does not fit the codes; otherwise as `coding_rate` does.
     """
     return rates.coding_rate(_representatives(codes, contraction, eps), eps).to(codes.dtype)
 
@@ -166,12 +194,21 @@ def contracted_rate_gradient(
 
     `b A_k^T Q_k (I + b Q_k^T Q_k)^{-1}`, where Q_k = A_k C_k and b = p / (m eps^2).
 
-    codes `[..., head, pos, d_head]`, contraction `[..., head, rep, pos]` -> like codes, in nats per
-    unit of the codes. Its product with U_k^T, summed over heads, is the gradient with respect to
-    the tokens. arXiv 2509.16875 eq. 7: the representatives' contraction Q_k (I + b Q_k^T Q_k)^{-1},
-    broadcast with A_k^T. CBSA has softmax(Q_k Q_k^T) Q_k in place of the inverse (eq. 8), and steps
-    of learned sign. Computed in float64. NaN or Inf in a head gives NaN. Raises ValueError as
-    `contracted_rate` does.
+    Its product with U_k^T, summed over heads, is the gradient with respect to the tokens. arXiv
+    2509.16875 eq. 7: the representatives' contraction Q_k (I + b Q_k^T Q_k)^{-1}, broadcast with
+    A_k^T. CBSA has softmax(Q_k Q_k^T) Q_k in place of the inverse (eq. 8), and steps of learned
+    sign. Computed in float64. NaN or Inf in a head gives NaN.
+
+    Args:
+        codes: `[..., head, pos, d_head]`.
+        contraction: `[..., head, rep, pos]`.
+        eps: The precision, above 0.
+
+    Returns:
+        like codes, in nats per unit of the codes.
+
+    Raises:
+        ValueError: As `contracted_rate` does.
     """
     slope = gradients.coding_rate_gradient(_representatives(codes, contraction, eps), eps)
     return (contraction.double().mT @ slope).to(codes.dtype)

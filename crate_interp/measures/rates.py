@@ -65,11 +65,21 @@ def subspace_coding_rate(z: Tokens, u: Bases, eps: float) -> Float[Tensor, "*bat
 
     `R^c_k = 1/2 logdet(I + p / (N eps^2) C_k C_k^T)`, where C_k = Z U_k.
 
-    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[..., head]` in nats per token, >= 0.
     The sum over heads is R^c(Z | U; eps) of arXiv 2306.01129 eq. 2-3. U is used as stored:
     orthonormalise it first to measure the theory's quantity. R^c depends on the tokens only through
     Z^T Z (Z Z^T in the paper, whose tokens are columns), so it cannot tell which token lies in
-    which subspace. Raises ValueError as `coding_rate` does.
+    which subspace.
+
+    Args:
+        z: `[..., pos, d_model]`.
+        u: `[head, d_model, d_head]`.
+        eps: The precision, above 0.
+
+    Returns:
+        `[..., head]` in nats per token, >= 0.
+
+    Raises:
+        ValueError: As `coding_rate` does.
     """
     check_rate(z, eps)
     checks.require_floats(u, "head d_model d_head")
@@ -95,9 +105,17 @@ def rate_reduction(z: Tokens, u: Bases, eps: float) -> Float[Tensor, "*batch"]:
 
     `Delta R(Z | U; eps) = R(Z; eps) - sum_k R^c_k(Z | U; eps)`.
 
-    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[...]` in nats per token, at most d/2
-    ln K for complete orthonormal U; it can be negative. arXiv 2306.01129 eq. 1. Raises ValueError
-    as `coding_rate` does.
+    Args:
+        z: `[..., pos, d_model]`.
+        u: `[head, d_model, d_head]`.
+        eps: The precision, above 0.
+
+    Returns:
+        `[...]` in nats per token, at most d/2 ln K for complete orthonormal U; it can be negative.
+        arXiv 2306.01129 eq. 1.
+
+    Raises:
+        ValueError: As `coding_rate` does.
     """
     return coding_rate(z, eps) - subspace_coding_rate(z, u, eps).sum(dim=-1)
 
@@ -110,13 +128,21 @@ def mcr2_coding_rate(
 
     `R^c(Z | Pi; eps) = sum_k N_k / (2N) logdet(I + d / (N_k eps^2) Z_k Z_k^T)`.
 
-    z `[..., pos, d_model]` -> `[...]` in nats per token, >= 0, and at most R(Z) if the weights of
-    each token sum to 1. membership: the class of each token, integers `[..., pos]`; or weights >= 0
-    `[..., pos, class]`, whose square roots scale the tokens of Z_k and whose sum over tokens is
-    N_k. arXiv 2006.08558. Unlike `subspace_coding_rate` it has d and N_k instead of p and N,
-    weights each class by N_k / N, and knows which token belongs to which class. A class without
-    tokens adds nothing. Raises ValueError if membership has another shape, or holds negative
-    numbers, NaN or Inf; otherwise as `coding_rate` does.
+    Args:
+        z: `[..., pos, d_model]`.
+        membership: The class of each token, integers `[..., pos]`; or weights >= 0 `[..., pos,
+            class]`, whose square roots scale the tokens of Z_k and whose sum over tokens is N_k.
+            arXiv 2006.08558. Unlike `subspace_coding_rate` it has d and N_k instead of p and N,
+            weights each class by N_k / N, and knows which token belongs to which class. A class
+            without tokens adds nothing.
+        eps: The precision, above 0.
+
+    Returns:
+        `[...]` in nats per token, >= 0, and at most R(Z) if the weights of each token sum to 1.
+
+    Raises:
+        ValueError: If membership has another shape, or holds negative numbers, NaN or Inf;
+            otherwise as `coding_rate` does.
     """
     check_rate(z, eps)
     weights = _weights(membership, z)  # [..., pos, class]
@@ -166,11 +192,20 @@ def dictionary_rate_change(
 ) -> Float[Tensor, "*batch"]:
     """Returns how the rate of codes changes when a dictionary decodes them, `R(D Z) - R(Z)`.
 
-    z `[..., pos, d_mlp]`, d `[d_model, d_mlp]` -> `[...]` in nats per token, either sign; 0 for
-    orthonormal D. With tokens as rows the decoded codes are Z D^T. For a square D with singular
-    values s the change lies between R(s_min Z) - R(Z) and R(s_max Z) - R(Z). arXiv 2306.01129
-    assumes that R(Z^{l+1}) and R(Z^{l+1/2}) are about equal. Raises ValueError as `coding_rate`
-    does.
+    With tokens as rows the decoded codes are Z D^T. For a square D with singular values s the
+    change lies between R(s_min Z) - R(Z) and R(s_max Z) - R(Z). arXiv 2306.01129 assumes that
+    R(Z^{l+1}) and R(Z^{l+1/2}) are about equal.
+
+    Args:
+        z: `[..., pos, d_mlp]`.
+        d: `[d_model, d_mlp]`.
+        eps: The precision, above 0.
+
+    Returns:
+        `[...]` in nats per token, either sign; 0 for orthonormal D.
+
+    Raises:
+        ValueError: As `coding_rate` does.
     """
     checks.require_floats(d, "d_model d_mlp")
     return coding_rate(z @ d.mT, eps) - coding_rate(z, eps)

@@ -49,10 +49,19 @@ def rate_of_spectrum(
 
     `1/2 sum_i ln(1 + width / (n_tokens eps^2) lambda_i)`.
 
-    spectrum `[..., rank]` -> `[...]` in nats per token, >= 0, for one eps; `[..., eps]` for a list
-    of eps, so that R on a grid costs one decomposition. width: d for `coding_rate`, p for
-    `subspace_coding_rate`. Raises ValueError if an eps is not above 0, if no eps is given, if
-    n_tokens or width is below 1, or if the spectrum is negative.
+    Args:
+        spectrum: `[..., rank]`.
+        n_tokens: The number of tokens N.
+        width: The d of `coding_rate`, the p of `subspace_coding_rate`.
+        eps: One precision, or a list.
+
+    Returns:
+        `[...]` in nats per token, >= 0, for one eps; `[..., eps]` for a list of eps, so that R on a
+        grid costs one decomposition.
+
+    Raises:
+        ValueError: If an eps is not above 0, if no eps is given, if n_tokens or width is below 1,
+            or if the spectrum is negative.
     """
     checks.require_floats(spectrum, "rank")
     grid = torch.as_tensor(eps, dtype=torch.float64, device=spectrum.device)

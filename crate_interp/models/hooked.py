@@ -173,17 +173,27 @@ class HookedModel(WeightsMixin, hook_points.PointsMixin, runtimes.CompiledMixin,
         remove_batch_dim: bool = False,
         **kwargs: Any,
     ) -> tuple[Any, CrateCache | dict[str, Tensor]]:
-        """Returns `(output, CrateCache)` of one forward; the arguments are TransformerLens'.
+        """Returns the output of one forward and the activations at its hook points.
 
-        With `return_cache_object=False` the second value is a plain dict of tensors.
+            logits, cache = model.run_with_cache(images, names_filter="blocks.3.attn.hook_pattern")
 
-        names_filter: the points to cache. It is a name, several names (a list, tuple or set), a
-        function of a name, a compiled regular expression, which is searched for anywhere in a name,
-        or None for all points. Unlike in TransformerLens, a `names_filter` that matches no point
-        raises KeyError with the nearest names, and `pos_slice` cuts the declared position axis of
-        every point. As in TransformerLens, `incl_bwd=True` calls backward on the output, which
-        must be a scalar. For any other output, use hooks of direction "bwd" around a loss of your
-        own.
+        Args:
+            args: What the model takes, such as images, tokens or a text.
+            return_cache_object: False gives a plain dict of tensors in place of a CrateCache.
+            remove_batch_dim: Whether one sample is cached without its batch axis.
+            kwargs: TransformerLens' arguments. `names_filter` says which points to cache: a name,
+                several names (a list, tuple or set), a function of a name, a compiled regular
+                expression, which is searched for anywhere in a name, or None for all points.
+                `pos_slice` cuts the declared position axis of every point, unlike in
+                TransformerLens. `incl_bwd=True` calls backward on the output, as there, so the
+                output must be a scalar. For any other output, use hooks of direction "bwd" around a
+                loss of your own.
+
+        Returns:
+            `(output, CrateCache)`.
+
+        Raises:
+            KeyError: If `names_filter` matches no point, with the nearest names.
         """
         if isinstance(kwargs.get("device"), str):  # TransformerLens' code needs a torch.device
             kwargs["device"] = torch.device(kwargs["device"])
@@ -215,7 +225,16 @@ class HookedModel(WeightsMixin, hook_points.PointsMixin, runtimes.CompiledMixin,
     ) -> Any:
         """Returns the output of a run with hooks; the arguments are TransformerLens'.
 
-        With `remove_batch_dim` the hooks see one sample without its batch axis.
+            edit = ci.hooks.edit.zero(heads=2)
+            model.run_with_hooks(images, fwd_hooks=[("blocks.0.attn.hook_z", edit)])
+
+        Args:
+            args: What the model takes, such as images, tokens or a text.
+            fwd_hooks: Pairs of a point and a function `(tensor, hook) -> tensor`. One that
+                returns None leaves the tensor as it is.
+            bwd_hooks: The same for gradients.
+            remove_batch_dim: Whether the hooks see one sample without its batch axis.
+            kwargs: What the model's forward takes, and TransformerLens' switches.
         """
         wrap = hook_points.without_batch if remove_batch_dim else lambda hook: hook
         forward: Any = [(name, wrap(hook)) for name, hook in fwd_hooks]
@@ -280,9 +299,15 @@ class HookedModel(WeightsMixin, hook_points.PointsMixin, runtimes.CompiledMixin,
     ) -> None:
         """Adds a hook as TransformerLens does.
 
-        name: the name of a point, a function of a name, or a compiled regular expression. Raises
-        KeyError for a name that is not a hook point, and ValueError for a point that does not fire
-        with the current switches.
+        Args:
+            name: The name of a point, a function of a name, or a compiled regular expression.
+            hook: A function `(tensor, hook) -> tensor`; None leaves the tensor as it is.
+            args: TransformerLens' further arguments.
+            kwargs: The same by name, such as `dir="bwd"`.
+
+        Raises:
+            KeyError: For a name that is not a hook point.
+            ValueError: For a point that does not fire with the current switches.
         """
         for point in self.hookable(name):
             super().add_hook(point, hook, *args, **kwargs)

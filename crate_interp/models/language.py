@@ -122,25 +122,33 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
     ) -> Any:
         """Returns logits `[batch, pos, d_vocab]` of tokens `[batch, pos]`, or of text.
 
-        `to_tokens` turns text into tokens; texts of unequal length are padded and masked. All
-        tokens are read unless `attention_mask` `[batch, pos]` marks padding with 0: no token sees
-        padding, and neither positions nor losses count it. With a `padding_side`, pad tokens on
-        that side count as padding, as in TransformerLens' generate.
+        `to_tokens` turns text into tokens; texts of unequal length are padded and masked.
 
-        return_type: "logits", "loss" (next-token cross-entropy in nats, mean over positions; with
-        `loss_per_token` the loss at each position), "both", or None, which runs everything except
-        the unembedding. labels: token ids to predict instead of the input's own tokens; the
-        model shifts the labels, and ignores -100. With tokens given as `input_ids`, Hugging Face's
-        name, the result is a transformers `CausalLMOutput` with `.loss` (if there are labels) and
-        `.logits`, unless return_type asks for another result.
+        Args:
+            input: Tokens, a text or several texts.
+            return_type: "logits", "loss" (next-token cross-entropy in nats, mean over positions),
+                "both", or None, which runs everything except the unembedding.
+            loss_per_token: Whether the loss is that at each position.
+            prepend_bos: As in `to_tokens`.
+            padding_side: Pad tokens on that side count as padding, as in TransformerLens' generate.
+            attention_mask: `[batch, pos]`, 0 at padding: no token sees padding, and neither
+                positions nor losses count it. Without it all tokens are read.
+            labels: Token ids to predict instead of the input's own tokens; the model shifts the
+                labels, and ignores -100.
+            start_at_layer: l takes the stream before layer l in place of tokens.
+            stop_at_layer: l returns the stream before layer l `[batch, pos, d_model]`, as its
+                hook_resid_pre sees it.
+            past: The keys and values of earlier tokens, which the input continues. Those of the new
+                tokens are added to it, and `attention_mask` then covers earlier and new tokens.
+            input_ids: Hugging Face's name of the tokens. The result is then a transformers
+                `CausalLMOutput` with `.loss` (if there are labels) and `.logits`, unless
+                return_type asks for another result.
+            check: Whether to look for NaN and Inf in a stream, as in HookedCrate; tokens are always
+                checked.
 
-        `stop_at_layer=l` returns the stream before layer l `[batch, pos, d_model]`, as its
-        hook_resid_pre sees it; `start_at_layer=l` takes that stream in place of tokens. `past`: the
-        keys and values of earlier tokens, which the input continues. The keys and values of the new
-        tokens are added to `past`, and `attention_mask` then covers earlier and new tokens. `check`
-        looks for NaN and Inf in a stream, as in HookedCrate; tokens are always checked. Raises
-        ValueError for ids that the vocabulary lacks, for no tokens, for more than n_ctx tokens, and
-        for a row whose tokens are all masked.
+        Raises:
+            ValueError: For ids that the vocabulary lacks, for no tokens, for more than n_ctx
+                tokens, and for a row whose tokens are all masked.
         """
         self.watch_hooks()
         if return_type not in ("logits", "loss", "both", None):

@@ -81,22 +81,27 @@ class HookedCrate(ImageMixin, hooked.HookedModel):
 
         Without a head it returns features `[batch, d_model]`, which the head would read.
 
-        images: `[batch, channels, height, width]`. `stop_at_layer=l` returns Z^l
-        `[batch, pos, d_model]`, the stream before layer l; `start_at_layer=l` takes that stream in
-        place of images. Negative layers count from the end.
+        With `labels`, or with images given as `pixel_values`, it returns a transformers
+        `ImageClassifierOutput` with `.loss` (if there are labels: the mean cross-entropy in nats)
+        and `.logits`.
 
-        With `labels` `[batch]` (class indices), or with images given as `pixel_values` (Hugging
-        Face's name), it returns a transformers `ImageClassifierOutput` with `.loss` (if there are
-        labels: the mean cross-entropy in nats) and `.logits`. return_type is TransformerLens' and
-        must be "logits", because images have no next token.
+        Args:
+            images: `[batch, channels, height, width]`.
+            stop_at_layer: l returns Z^l `[batch, pos, d_model]`, the stream before layer l.
+                Negative layers count from the end.
+            start_at_layer: l takes that stream in place of images.
+            labels: Class indices `[batch]`.
+            pixel_values: Hugging Face's name of the images.
+            return_type: TransformerLens'. It must be "logits", because images have no next token.
+            check: Whether to look for NaN and Inf in the input first. The default does not look,
+                because this reads the whole input, and on a GPU the program has to wait for the
+                answer. A model that is compiled, exported or traced never looks.
 
-        check: whether to look for NaN and Inf in the input first. The default does not look,
-        because this reads the whole input, and on a GPU the program has to wait for the answer. A
-        model that is compiled, exported or traced never looks.
-
-        Raises ValueError for any other return_type, integer images (model.preprocess makes them
-        float), a wrong image size (unless cfg.interpolate_pos), no images, labels of unknown
-        classes, labels or pixel_values if the model has no head, and, with `check`, NaN or Inf.
+        Raises:
+            ValueError: For any other return_type, integer images (model.preprocess makes them
+                float), a wrong image size (unless cfg.interpolate_pos), no images, labels of
+                unknown classes, labels or pixel_values if the model has no head, and, with `check`,
+                NaN or Inf.
         """
         self.watch_hooks()
         if return_type != "logits":

@@ -139,9 +139,16 @@ def membership(eps: float = 0.1, tokens: Tokens = "all", name: str = "membership
 
     It measures their entropy, how many subspaces a token belongs to, how many tokens each subspace
     holds and how evenly, and `variational_rate` of the stream before and after attention with the
-    same memberships. tokens: "all", "patches" or positions. A layer with one head has no balance;
-    in a causal model each token has moments of its own, so that there is no one bound. Raises
-    ValueError for eps <= 0.
+    same memberships. A layer with one head has no balance; in a causal model each token has moments
+    of its own, so that there is no one bound.
+
+    Args:
+        eps: The precision, above 0.
+        tokens: "all", "patches" or positions.
+        name: The name of the probe.
+
+    Raises:
+        ValueError: For eps <= 0.
     """
     return with_settings(
         _measure_membership,

@@ -57,18 +57,26 @@ def compression(
     """Returns a probe of the coding rates R, R^c and R - R^c of the stream.
 
     It also measures the number that the authors' script plots as R^c (official_rate), which always
-    uses the stored U. eps: as in the paper. at: the places to measure, "pre" (Z^l), "mid"
-    (Z^{l+1/2}), "post" (Z^{l+1}, against the subspaces of layer l). norm: measure LN(Z) instead of
-    Z. So that rates can be compared, every place then uses the same LayerNorm, the one before the
-    layer's own attention (ln1; in a MAE decoder ln2). The model itself reads Z^{l+1/2} through ln2
-    and Z^{l+1} through the next layer's ln1. Hooks on the norm have no effect here. tokens: "all",
-    "patches" (without CLS) or positions. basis: the basis for R^c, "stored" (U_k) or "orthonormal"
-    (Q_k, where U_k = Q_k R_k).
+    uses the stored U.
 
-    If `at` has "pre" and norm is False, rate_pre is measured on Z^L too, as layer n_layers.
-    Layers whose queries, keys and values are different codes have no U, so only R is measured.
-    `zero_codes` is summed into the result's meta. Raises ValueError for eps <= 0, and for an
-    unknown place or basis.
+    If `at` has "pre" and norm is False, rate_pre is measured on Z^L too, as layer n_layers. Layers
+    whose queries, keys and values are different codes have no U, so only R is measured.
+    `zero_codes` is summed into the result's meta.
+
+    Args:
+        eps: As in the paper.
+        at: The places to measure, "pre" (Z^l), "mid" (Z^{l+1/2}), "post" (Z^{l+1}, against the
+            subspaces of layer l).
+        norm: Measure LN(Z) instead of Z. So that rates can be compared, every place then uses the
+            same LayerNorm, the one before the layer's own attention (ln1; in a MAE decoder ln2).
+            The model itself reads Z^{l+1/2} through ln2 and Z^{l+1} through the next layer's ln1.
+            Hooks on the norm have no effect here.
+        tokens: "all", "patches" (without CLS) or positions.
+        basis: The basis for R^c, "stored" (U_k) or "orthonormal" (Q_k, where U_k = Q_k R_k).
+        name: The name of the probe.
+
+    Raises:
+        ValueError: For eps <= 0, and for an unknown place or basis.
     """
     if isinstance(at, str) or not len(at) or set(at) - set(PLACES) or len(set(at)) < len(at):
         raise ValueError(f"at={at!r}: give some of {', '.join(PLACES)}, each once, in a tuple.")
@@ -189,8 +197,15 @@ def frames(eps: float = 0.1, tokens: Tokens = "all", name: str = "frames") -> Pr
     the layer's own attention. "unit": Z scaled to |Z|_F = sqrt(pos d_model). `ci.audit` uses the
     same frames and also compares with nulls; this probe measures only the change.
 
-    eps: as in the paper. tokens: "all", "patches" (without CLS) or positions. Layers whose queries,
-    keys and values are different codes have no U and are left out. Raises ValueError for eps <= 0.
+    Layers whose queries, keys and values are different codes have no U and are left out.
+
+    Args:
+        eps: As in the paper.
+        tokens: "all", "patches" (without CLS) or positions.
+        name: The name of the probe.
+
+    Raises:
+        ValueError: For eps <= 0.
     """
     return with_settings(
         _measure_frames,
@@ -245,10 +260,17 @@ def objective(
     no zeros, so in every frame the sparsity is measured on Z itself, scaled to the Frobenius norm
     that Z has in the frame; the count is therefore the same in all three frames.
 
-    eps, lambd: as in the paper, whose lambd is 0.1. tokens: "all", "patches" (without CLS) or
-    positions. Layers whose queries, keys and values are different codes have no U and are left out.
-    In a MAE decoder the output is not a code, because attention comes last. Raises ValueError for
-    eps <= 0 or lambd < 0.
+    Layers whose queries, keys and values are different codes have no U and are left out. In a MAE
+    decoder the output is not a code, because attention comes last.
+
+    Args:
+        eps: As in the paper.
+        lambd: As in the paper, whose lambd is 0.1.
+        tokens: "all", "patches" (without CLS) or positions.
+        name: The name of the probe.
+
+    Raises:
+        ValueError: For eps <= 0 or lambd < 0.
     """
     return with_settings(
         _measure_objective,

@@ -45,15 +45,24 @@ def attention(
 ) -> Float[Tensor, "batch head h w"]:
     """Returns the attention of one query of a layer, per head, over the grid of patches.
 
-    The weights are those of `ci.measures.attention_map`. cache: from
-    `model.run_with_cache(images)`, with attn.hook_pattern of the layer or, if scaled or cls_key is
-    False, with attn.hook_q and attn.hook_k. query: 0 for CLS, or (row, column) of a patch. grid:
-    rows and columns of patches, needed if the images do not have the model's own size.
+    The weights are those of `ci.measures.attention_map`.
 
     A model without a pattern has other maps: in ToST the `memberships`, the same for every query;
-    in CBT the query's row of `A^T A` (`contracted`), scaled to sum to 1. Raises KeyError for points
-    that were not cached, and ValueError for a layer, query or grid that does not fit, and for
-    scaled or cls_key if there is no pattern.
+    in CBT the query's row of `A^T A` (`contracted`), scaled to sum to 1.
+
+    Args:
+        cache: From `model.run_with_cache(images)`, with attn.hook_pattern of the layer or, if
+            scaled or cls_key is False, with attn.hook_q and attn.hook_k.
+        layer: The layer's number.
+        query: 0 for CLS, or (row, column) of a patch.
+        scaled: Whether the scores are divided by sqrt(d_head).
+        cls_key: Whether the softmax runs over CLS too.
+        grid: Rows and columns of patches, needed if the images do not have the model's own size.
+
+    Raises:
+        KeyError: For points that were not cached.
+        ValueError: For a layer, query or grid that does not fit, and for scaled or cls_key if there
+            is no pattern.
     """
     _check(cache)
     cfg, whole = cache.model.cfg, scaled and cls_key
@@ -77,9 +86,17 @@ def codes(
 ) -> Float[Tensor, "batch atom h w"]:
     """Returns how strongly each patch uses some atoms of a layer, over the grid of patches.
 
-    The values are entries of the sparse code. atoms: numbers from 0 to d_mlp - 1. point: the hook
-    point of the code, such as "mlp.hook_pre" for the code before the ReLU. grid and errors: as in
-    `attention`; also ValueError for atoms that the layer does not have.
+    The values are entries of the sparse code.
+
+    Args:
+        cache: From `model.run_with_cache(x)`.
+        layer: The layer's number.
+        atoms: Numbers from 0 to d_mlp - 1.
+        point: The hook point of the code, such as "mlp.hook_pre" for the code before the ReLU.
+        grid: Rows and columns of patches, needed if the images do not have the model's own size.
+
+    Raises:
+        KeyError or ValueError: As `attention` does, and for atoms that the layer does not have.
     """
     _check(cache)
     if point.startswith("mlp."):
@@ -105,10 +122,19 @@ def components(
 ) -> Float[Tensor, "batch component h w"]:
     """Returns the patches' coordinates on the first principal components, over the grid of patches.
 
-    The components are computed over all images of the cache (`ci.measures.pca_map`). point: None
-    for "attn.hook_k" (keys; in CRATE the codes of all heads side by side) or, in a model without
-    keys, "attn.hook_u" (the codes); or a point of the stream, such as "hook_resid_post". grid and
-    errors: as in `attention`.
+    The components are computed over all images of the cache (`ci.measures.pca_map`).
+
+    Args:
+        cache: From `model.run_with_cache(x)`.
+        layer: The layer's number.
+        n_components: How many components.
+        point: None for "attn.hook_k" (keys; in CRATE the codes of all heads side by side) or, in a
+            model without keys, "attn.hook_u" (the codes); or a point of the stream, such as
+            "hook_resid_post".
+        grid: Rows and columns of patches, needed if the images do not have the model's own size.
+
+    Raises:
+        KeyError or ValueError: As `attention` does.
     """
     _check(cache)
     keys = "attn.hook_k" if hasattr(cache.model.blocks[0].attn, "hook_k") else "attn.hook_u"
@@ -122,7 +148,15 @@ def memberships(
 ) -> Float[Tensor, "batch head h w"]:
     """Returns how far each patch belongs to each subspace of a layer of ToST, over the grid.
 
-    The values are Pi: 0 to 1, and they sum to 1 over the heads. grid and errors: as in `attention`.
+    The values are Pi: 0 to 1, and they sum to 1 over the heads.
+
+    Args:
+        cache: From `model.run_with_cache(x)`.
+        layer: The layer's number.
+        grid: Rows and columns of patches, needed if the images do not have the model's own size.
+
+    Raises:
+        KeyError or ValueError: As `attention` does.
     """
     _check(cache)
     pi = cache.at("attn.hook_pi", layer)[..., cache.model.cfg.n_special :]
@@ -147,7 +181,15 @@ def rollout(
     """Returns each patch's share in a query, by roll-out through all layers, over the grid.
 
     The shares are those of `ci.measures.attention_rollout`. In CRATE the sparse step rewrites the
-    stream between layers, which roll-out ignores. query, grid and errors: as in `attention`.
+    stream between layers, which roll-out ignores.
+
+    Args:
+        cache: From `model.run_with_cache(x)`.
+        query: 0 for CLS, or (row, column) of a patch.
+        grid: Rows and columns of patches, needed if the images do not have the model's own size.
+
+    Raises:
+        KeyError or ValueError: As `attention` does.
     """
     _check(cache)
     count = len(cache.model.blocks)
@@ -169,13 +211,22 @@ def windowed(
 ) -> Float[Tensor, "batch map h w"]:
     """Returns maps of images larger than the model's input, from overlapping windows of that size.
 
-    Where windows overlap, their maps are averaged. read: takes the cache of one window and returns
-    maps `[batch, map, h, w]`, such as `lambda cache: ci.maps.attention(cache, 4)`. stride: pixels
-    between windows, one number or (rows, columns), in multiples of the patch; None is half a
-    window. The last window of a row ends at the image's edge. names: the names_filter for the
-    cache of each window; only one cache is held at a time. Attention sums to 1 within each window,
-    so in a window without the object attention goes elsewhere. Raises ValueError for images smaller
-    than a window, sides that are not multiples of the patch, and a stride that leaves gaps.
+    Where windows overlap, their maps are averaged. Attention sums to 1 within each window, so in a
+    window without the object attention goes elsewhere.
+
+    Args:
+        model: The model.
+        images: The images, preprocessed.
+        read: Takes the cache of one window and returns maps `[batch, map, h, w]`, such as `lambda
+            cache: ci.maps.attention(cache, 4)`.
+        stride: Pixels between windows, one number or (rows, columns), in multiples of the patch;
+            None is half a window. The last window of a row ends at the image's edge.
+        names: The names_filter for the cache of each window; only one cache is held at a time.
+        progress: Whether to show a progress bar.
+
+    Raises:
+        ValueError: For images smaller than a window, sides that are not multiples of the patch, and
+            a stride that leaves gaps.
     """
     corners = _corners(model, images, stride)
     (height, width), patch = model.cfg.image_size, model.cfg.patch_size

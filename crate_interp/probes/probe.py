@@ -22,29 +22,35 @@ MASKS = ("masks", "other_masks", "sample")  # further activations of a probe tha
 class Probe:
     """A measure applied to a model: what it reads, what it returns, and how to read the numbers.
 
-    name: the first half of "probe.statistic". points: hook points inside a block. The activations
-    at all points of a layer are passed together when the last point has fired, as copies.
-    `measure(block, acts)` returns {statistic: `[batch]` or `[batch, head]`}, the same statistics in
-    every layer; with points=() it measures weights alone and returns {statistic: `[]` or `[head]`}.
-    statistics: {statistic: record}, from which titles, captions, axes and tables are
-    made. A record is a `ci.probes.Statistic`, or a tuple (unit, lowest, highest, how to read it),
-    with None for a bound that does not exist; the title of a tuple is the statistic's name.
-
-    The other fields are optional. optional: points to read if the model has them. `final(z)`
-    returns {statistic: `[batch]`} for Z^L `[batch, pos, d_model]`, reported as layer n_layers; with
-    `final_block` it is `final(z, block)` and gets the last block too. `weights(block)` returns
-    {statistic: `[]` or `[head]`} and runs once. counts: statistics `[batch]` that are summed over
-    samples and layers into the result's meta and get no table. settings: names with JSON values,
-    which are written into the result. per_head: statistics `[batch, head]` that are kept for every
-    sample (`result.head_samples()`), not only as mean and variance.
-
-    masks: the probe needs data with masks, and `measure` also gets acts["masks"], uint8 `[batch,
-    height, width]` as `Samples.masks` returns them; acts["other_masks"], which holds for each
-    sample the mask of the next sample (the first sample follows the last); and acts["sample"]
-    `[batch]`, the numbers of the samples. partial: a sample may lack a value (NaN), in any head,
-    and is then left out of the statistic's means. subspaces: the probe uses U; for a black box the
-    result's settings say what was used in its place. heading: the heading above the probe's
-    statistics on pages; "" means its name.
+    Args:
+        name: The first half of "probe.statistic".
+        points: Hook points inside a block. The activations at all points of a layer are passed
+            together when the last point has fired, as copies.
+        measure: `measure(block, acts)` returns {statistic: `[batch]` or `[batch, head]`}, the same
+            statistics in every layer; with points=() it measures weights alone and returns
+            {statistic: `[]` or `[head]`}.
+        statistics: {statistic: record}, from which titles, captions, axes and tables are made. A
+            record is a `ci.probes.Statistic`, or a tuple (unit, lowest, highest, how to read it),
+            with None for a bound that does not exist; the title of a tuple is the statistic's name.
+        final: `final(z)` returns {statistic: `[batch]`} for Z^L `[batch, pos, d_model]`, reported
+            as layer n_layers.
+        weights: `weights(block)` returns {statistic: `[]` or `[head]`} and runs once.
+        settings: Names with JSON values, which are written into the result.
+        optional: Points to read if the model has them.
+        counts: Statistics `[batch]` that are summed over samples and layers into the result's meta
+            and get no table.
+        per_head: Statistics `[batch, head]` that are kept for every sample
+            (`result.head_samples()`), not only as mean and variance.
+        masks: The probe needs data with masks, and `measure` also gets acts["masks"], uint8
+            `[batch, height, width]` as `Samples.masks` returns them; acts["other_masks"], which
+            holds for each sample the mask of the next sample (the first sample follows the last);
+            and acts["sample"] `[batch]`, the numbers of the samples.
+        partial: A sample may lack a value (NaN), in any head, and is then left out of the
+            statistic's means.
+        final_block: `final` is `final(z, block)` and gets the last block too.
+        subspaces: The probe uses U; for a black box the result's settings say what was used in its
+            place.
+        heading: The heading above the probe's statistics on pages; "" means its name.
     """
 
     name: str

@@ -16,12 +16,18 @@ Facts = tuple[str, float | None, float | None, str]
 class Statistic:
     """A statistic's name, and how to read it.
 
-    title: its heading, such as "Zeros in the code". direction: what a higher value means, such as
-    "higher is sparser", or "". unit: "" if it has none. low, high: the lowest and the highest value
-    that it can have, or None. how: how to read it, in a sentence or two. column: its heading in the
-    short table by layer that commands print, or "" if it has no column there.
+    Args:
+        title: Its heading, such as "Zeros in the code".
+        direction: What a higher value means, such as "higher is sparser", or "".
+        unit: "" if it has none.
+        low: The lowest value that it can have, or None.
+        high: The highest value that it can have, or None.
+        how: How to read it, in a sentence or two.
+        column: Its heading in the short table by layer that commands print, or "" if it has no
+            column there.
 
-    Raises ValueError if the title is empty, or if a field has the wrong type.
+    Raises:
+        ValueError: If the title is empty, or if a field has the wrong type.
     """
 
     title: str

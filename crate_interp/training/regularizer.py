@@ -31,19 +31,30 @@ class SRRRegularizer:
                 loss = torch.nn.functional.cross_entropy(model(x), y) + penalty()
 
     The layers' inputs come from the last forward with gradients, so the network runs once. Each
-    chosen layer runs once more, and its hooks fire a second time. layers: "last" (the paper's
-    choice in practice), "random" (one layer at each call, drawn by `seed` and not by torch's global
-    generator), or numbers such as [1, 3]. penalty: "l0" counts entries that are not zero; its
-    gradient is zero everywhere, so it changes only the value of the loss. "l1" is a surrogate with
-    a gradient. The paper states neither its penalty, nor its eps, nor whether the count is a share;
-    normalise=True makes it a share. weight=0 adds a zero without a gradient, and does not change a
-    bit of the training.
+    chosen layer runs once more, and its hooks fire a second time.
 
     `last` holds each layer's term in the last call, before the weight.
 
-    Raises ValueError for a weight or lambd below 0 or not finite, eps <= 0, layers that do not
-    exist, and models whose layers have no U. Raises RuntimeError if it is called outside its
-    `with`, or without a new forward, and ValueError if it is called in inference mode.
+    Args:
+        model: A model whose layers have U.
+        weight: Of the term in the loss. 0 adds a zero without a gradient, and does not change a bit
+            of the training.
+        layers: "last" (the paper's choice in practice), "random" (one layer at each call, drawn by
+            `seed` and not by torch's global generator), or numbers such as [1, 3].
+        eps: The precision, above 0.
+        lambd: The weight of the sparsity term.
+        penalty: "l0" counts entries that are not zero; its gradient is zero everywhere, so it
+            changes only the value of the loss. "l1" is a surrogate with a gradient. The paper
+            states neither its penalty, nor its eps, nor whether the count is a share;
+            normalise=True makes it a share.
+        normalise: Whether the penalty is a share of the entries.
+        seed: Draws the layers.
+
+    Raises:
+        ValueError: For a weight or lambd below 0 or not finite, eps <= 0, layers that do not exist,
+            and models whose layers have no U.
+        RuntimeError: If it is called outside its `with`, or without a new forward.
+        ValueError: If it is called in inference mode.
     """
 
     def __init__(

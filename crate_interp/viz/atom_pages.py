@@ -191,9 +191,16 @@ def atoms_page(result: AtomResult, out: str | Path, *, excerpts: Excerpts | None
 
     Each layer has the cards of the atoms with the largest share of its energy, without dead and
     dense ones: how often an atom is on, a histogram of its values, and the tokens in which it is
-    largest. excerpts: the tables `images` and `contexts` of an atlas of the same data
-    (`atlas.tables`), to show these tokens; without them they are named by sample and position.
-    Raises ValueError if the folder cannot be written, or another process is writing it.
+    largest.
+
+    Args:
+        result: Of `ci.atoms`.
+        out: The folder.
+        excerpts: The tables `images` and `contexts` of an atlas of the same data (`atlas.tables`),
+            to show these tokens; without them they are named by sample and position.
+
+    Raises:
+        ValueError: If the folder cannot be written, or another process is writing it.
     """
     return write_page(
         result,

@@ -40,12 +40,21 @@ def attention_on_image(
     """Returns a matplotlib Figure with a row for each image: the image, then each head's attention.
 
     A model without a pattern shows the maps that `ci.maps.attention` gives: memberships in ToST.
-    cache: from `model.run_with_cache(images)`, with `blocks.{layer}.attn.hook_pattern`. layer: the
-    layer's number; negative numbers count from the end. query: 0 for CLS, or (row, column) of a
-    patch. Each map is scaled to its brightest patch. The text below a map gives the share of
-    attention on this patch (max) and the share on CLS, which the map does not show. ax, title, dpi:
-    as in `ci.viz.layers`; ax holds all panels. Raises ValueError if the cache is not of these
-    images. Raises KeyError if the pattern was not cached.
+    Each map is scaled to its brightest patch. The text below a map gives the share of attention on
+    this patch (max) and the share on CLS, which the map does not show.
+
+    Args:
+        cache: From `model.run_with_cache(images)`, with `blocks.{layer}.attn.hook_pattern`.
+        layer: The layer's number; negative numbers count from the end.
+        images: The images of the cache.
+        query: 0 for CLS, or (row, column) of a patch.
+        ax: As in `ci.viz.layers`; ax holds all panels.
+        title: As in `ci.viz.layers`; ax holds all panels.
+        dpi: As in `ci.viz.layers`; ax holds all panels.
+
+    Raises:
+        ValueError: If the cache is not of these images.
+        KeyError: If the pattern was not cached.
     """
     pattern = maps_on(cache, layer, images, query=query)  # [batch, head, h, w]
     on_cls = _on_cls(cache, layer, images, query)  # [batch, head], or None
@@ -162,15 +171,22 @@ def head_grid(
 ) -> Html:
     """Returns a page with a map of a query's attention for each head and image, layer by layer.
 
-    cache: from `model.run_with_cache(images)`, with attn.hook_pattern of the layers or, if `scaled`
-    or `cls_key` is False, with attn.hook_q and attn.hook_k. layers: the numbers of the layers,
-    None for all. query: 0 for CLS, or (row, column) of a patch. Every map is scaled to its own
-    largest value, which is written below the map. A notebook shows the page, and `.save(path)`
-    writes it as one file that needs no internet. On the page, a slider picks the layer. The arrow
-    keys move the slider, the tab key goes from map to map.
+    Every map is scaled to its own largest value, which is written below the map. A notebook shows
+    the page, and `.save(path)` writes it as one file that needs no internet. On the page, a slider
+    picks the layer. The arrow keys move the slider, the tab key goes from map to map.
 
-    Raises ValueError or KeyError as `ci.maps.attention` does, and ValueError if the cache is not of
-    these images or `layers` are not layers of the model.
+    Args:
+        cache: From `model.run_with_cache(images)`, with attn.hook_pattern of the layers or, if
+            `scaled` or `cls_key` is False, with attn.hook_q and attn.hook_k.
+        images: The images that the cache is of.
+        layers: The numbers of the layers, None for all.
+        query: 0 for CLS, or (row, column) of a patch.
+        scaled: Whether the scores are divided by sqrt(d_head).
+        cls_key: Whether the softmax runs over CLS too.
+
+    Raises:
+        ValueError or KeyError: As `ci.maps.attention` does.
+        ValueError: If the cache is not of these images or `layers` are not layers of the model.
     """
     model = model_of(cache)
     chosen = list(dict.fromkeys(numbers("layers", layers, len(model.blocks))))

@@ -55,20 +55,26 @@ def layers(
 
     A line is the mean over samples, and its band is the 95 % interval of this mean by Student's t;
     a statistic of the weights has no band. If a statistic has a value per head, each sample counts
-    with its mean over heads; if there is a single result, thin lines show the heads. untrained:
-    results of the same network with random weights. A dashed line shows the mean of these results,
-    and its band goes from the lowest to the highest of them. A dotted line shows the chance level,
-    if it is known. labels: a name for each result; None takes the model's name. For a CRATE-S, the
-    published curve of `compression.official_rate` or `sparsity.zero_fraction` is added, labelled as
-    read off a figure (`PUBLISHED` in this file). shuffled: as `untrained`, with the model's weights
-    in random order.
+    with its mean over heads; if there is a single result, thin lines show the heads. For a CRATE-S,
+    the published curve of `compression.official_rate` or `sparsity.zero_fraction` is added,
+    labelled as read off a figure (`PUBLISHED` in this file).
 
-    ax: Axes of your own to draw into, legend included; their Figure is returned. title: None takes
-    the statistic's title, "" means no title. dpi: the resolution of the figure. None means 200, or
-    the present resolution if `ax` is given.
+    Args:
+        result: A result, such as of `ci.sweep`, or a list of them.
+        statistic: Its name, such as "compression.official_rate".
+        untrained: Results of the same network with random weights. A dashed line shows the mean of
+            these results, and its band goes from the lowest to the highest of them. A dotted line
+            shows the chance level, if it is known.
+        labels: A name for each result; None takes the model's name.
+        shuffled: As `untrained`, with the model's weights in random order.
+        ax: Axes of your own to draw into, legend included; their Figure is returned.
+        title: None takes the statistic's title, "" means no title.
+        dpi: The resolution of the figure. None means 200, or the present resolution if `ax` is
+            given.
 
-    Raises ValueError if a result lacks the statistic, if there is no result, if `untrained` has
-    another number of layers, and if ax is no matplotlib Axes.
+    Raises:
+        ValueError: If a result lacks the statistic, if there is no result, if `untrained` has
+            another number of layers, and if ax is no matplotlib Axes.
     """
     results = [result] if isinstance(result, SweepResult) else list(result)
     names = _labels(results, labels)
@@ -92,9 +98,19 @@ def beside(
     """Returns a matplotlib Figure of two statistics by layer, one above the other.
 
     For example, `linear.accuracy` of a linear probe is drawn above `compression.subspace_rate_mid`
-    of a sweep. Lines, bands, ax, title and dpi are as in `ci.viz.layers`; ax holds both panels.
-    title: "" removes both titles, any other text is put above the upper panel. Raises ValueError if
-    a result lacks its statistic.
+    of a sweep. Lines and bands are as in `ci.viz.layers`; ax holds both panels.
+
+    Args:
+        first: The result of the upper panel.
+        statistic: Its statistic.
+        second: The result of the lower panel.
+        other: Its statistic.
+        ax: As in `ci.viz.layers`.
+        title: "" removes both titles, any other text is put above the upper panel.
+        dpi: As in `ci.viz.layers`.
+
+    Raises:
+        ValueError: If a result lacks its statistic.
     """
     figure, rows = canvas.two_panels(ax, dpi)
     panels = list(zip(rows, (first, second), (statistic, other), strict=True))
@@ -202,8 +218,15 @@ def steps(
     ring marks a step at which a layer's line changes its course (p at most .05,
     `result.changes()`). A statistic per head has no rings, because its heads are tested one by one.
 
-    ax, title and dpi are as in `ci.viz.layers`. Raises ValueError if the result lacks the
-    statistic.
+    Args:
+        result: Of `ci.watch`.
+        statistic: Its name, such as "compression.official_rate".
+        ax: As in `ci.viz.layers`.
+        title: As in `ci.viz.layers`.
+        dpi: As in `ci.viz.layers`.
+
+    Raises:
+        ValueError: If the result lacks the statistic.
     """
     checks.one_of("statistic", statistic, result.meta["statistics"])
     probe, name = statistic.split(".")

@@ -50,16 +50,24 @@ def attention(
     at a pair shows its share in words and highlights the tokens or patches that the row attends to;
     the arrow keys go from pair to pair.
 
-    cache: from `model.run_with_cache(x)`, with attn.hook_pattern of the layer. tokens: the tokens
-    as strings or ids, or the text itself. If None, the tokens of a text are read from hook_embed,
-    or are numbered if hook_embed was not cached, and the tokens of an image are named "CLS" and
-    "row,column". grid: rows and columns of patches, needed if the image does not have the model's
-    own size. images: the images that the cache is of, to draw the attention of a patch over its
-    image. heads: the numbers of the heads to show, None for all. Shares are stored in 255 steps of
-    the largest share in their row: 12 heads of 197 tokens make 0.7 MB.
+    Shares are stored in 255 steps of the largest share in their row: 12 heads of 197 tokens make
+    0.7 MB.
 
-    Raises KeyError for a pattern that was not cached; ValueError for a layer, sample or head that
-    does not exist, if `tokens` or `grid` do not fit the cache, and for ToST and CBT.
+    Args:
+        cache: From `model.run_with_cache(x)`, with attn.hook_pattern of the layer.
+        layer: The layer's number.
+        sample: The sample's number in the cache.
+        tokens: The tokens as strings or ids, or the text itself. If None, the tokens of a text are
+            read from hook_embed, or are numbered if hook_embed was not cached, and the tokens of an
+            image are named "CLS" and "row,column".
+        heads: The numbers of the heads to show, None for all.
+        grid: Rows and columns of patches, needed if the image does not have the model's own size.
+        images: The images that the cache is of, to draw the attention of a patch over its image.
+
+    Raises:
+        KeyError: For a pattern that was not cached.
+        ValueError: For a layer, sample or head that does not exist, if `tokens` or `grid` do not
+            fit the cache, and for ToST and CBT.
     """
     model = model_of(cache)
     check_pattern(model.cfg, "this page")
@@ -132,11 +140,21 @@ def activations(
 ) -> Html:
     """Returns a page that colours each patch or token by an atom's activation.
 
-    The reader chooses layer and atom; the page opens on those of the largest activation. atoms: the
-    numbers of the atoms on the point's last axis. layers: the numbers of the layers, None for all.
-    images: the images that the cache is of, to draw over; without them an image is drawn as its
-    patches alone. tokens, grid, sample: as in `attention`. Raises KeyError and ValueError as
-    `attention` does.
+    The reader chooses layer and atom; the page opens on those of the largest activation.
+
+    Args:
+        cache: From `model.run_with_cache(x)`.
+        atoms: The numbers of the atoms on the point's last axis.
+        layers: The numbers of the layers, None for all.
+        point: The hook point of the code.
+        sample: As in `attention`.
+        tokens: As in `attention`.
+        grid: As in `attention`.
+        images: The images that the cache is of, to draw over; without them an image is drawn as its
+            patches alone.
+
+    Raises:
+        KeyError or ValueError: As `attention` does.
     """
     model = model_of(cache)
     chosen = numbers("layers", layers, len(model.blocks))
@@ -190,9 +208,18 @@ def top_tokens(
     """Returns a page with a table of the tokens with the largest and smallest values of atoms.
 
     The reader chooses sample, layer and atom. The menu "Atom" shows an atom's place in `atoms`, not
-    its number. tokens: a list with the tokens of each sample as strings or ids, or its text. count:
-    the most rows to show.
-    Raises KeyError and ValueError as `attention` does.
+    its number.
+
+    Args:
+        cache: From `model.run_with_cache(x)`.
+        atoms: The numbers of the atoms, None for all.
+        layers: The numbers of the layers, None for all.
+        point: The hook point of the code.
+        tokens: A list with the tokens of each sample as strings or ids, or its text.
+        count: The most rows to show.
+
+    Raises:
+        KeyError or ValueError: As `attention` does.
     """
     chosen = numbers("layers", layers, len(model_of(cache).blocks))
     count = checks.count("count", count)

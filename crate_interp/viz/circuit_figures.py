@@ -40,10 +40,16 @@ def circuit(
 
     A wider edge has a larger weight. Edges with a weight below 0 are orange and dashed. A line of
     text below the drawing gives the weight of the widest edge. If there are more than 1,000 edges,
-    the largest are drawn. ax: the Axes to draw into, instead of a new figure. title: None means the
-    circuit's note, "" means no title. dpi: the resolution of the figure.
+    the largest are drawn.
 
-    Raises ValueError if the circuit has no edges.
+    Args:
+        circuit: A `ci.circuits.Circuit`.
+        ax: The Axes to draw into, instead of a new figure.
+        title: None means the circuit's note, "" means no title.
+        dpi: The resolution of the figure.
+
+    Raises:
+        ValueError: If the circuit has no edges.
     """
     if not circuit.edges:
         raise ValueError(
@@ -132,8 +138,12 @@ def graph_figure(
     without it was run; blue raises the answer, orange lowers it. An edge is as wide as its weight,
     dashed below 0; edges that one head carries more than the skip connection does are black.
 
-    most: how many codes to draw; of an image, as many of each layer. ax, title, dpi: as
-    in `ci.viz.layers`.
+    Args:
+        graph: Of `ci.graph`.
+        most: How many codes to draw; of an image, as many of each layer.
+        ax: As in `ci.viz.layers`.
+        title: As in `ci.viz.layers`.
+        dpi: As in `ci.viz.layers`.
     """
     nodes, edges = _largest(graph, checks.count("most", most))
     figure, axes = canvas.canvas(ax, 1.0, dpi)

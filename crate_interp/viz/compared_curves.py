@@ -65,8 +65,15 @@ def compare(
     means. A filled dot marks a difference that holds (p <= 0.05, adjusted over layers), a hollow
     dot a difference that does not hold. If a and b differ in depth, the layers are those of a.
 
-    ax, title, dpi: as in `ci.viz.layers`; ax holds both panels. Raises ValueError, with the nearest
-    names, if the statistic was not compared.
+    Args:
+        comparison: Of `ci.compare`.
+        statistic: Its name, such as "compression.official_rate".
+        ax: As in `ci.viz.layers`; ax holds both panels.
+        title: As in `ci.viz.layers`; ax holds both panels.
+        dpi: As in `ci.viz.layers`; ax holds both panels.
+
+    Raises:
+        ValueError: With the nearest names, if the statistic was not compared.
     """
     meta, table = comparison.meta, comparison.table()
     if reason := meta["not_compared"].get(statistic):
@@ -117,8 +124,16 @@ def concentration(
     The upper panel shows how much of the gap native, principal and randomly rotated axes carry;
     bands are 95 % intervals over pairs. The lower panel shows how far native axes move the gap over
     how far rotated ones do; dashed is the same ratio in untrained twins, and 1 is no concentration.
-    k: one of the numbers of swapped nodes; None means the middle one. ax, title, dpi: as in
-    `ci.viz.layers`; ax holds both panels. Raises ValueError for a k that was not measured.
+
+    Args:
+        result: Of `ci.circuits.concentration`.
+        k: One of the numbers of swapped nodes; None means the middle one.
+        ax: As in `ci.viz.layers`; ax holds both panels.
+        title: As in `ci.viz.layers`; ax holds both panels.
+        dpi: As in `ci.viz.layers`; ax holds both panels.
+
+    Raises:
+        ValueError: For a k that was not measured.
     """
     known = result.meta["settings"]["k"]
     k = result.middle if k is None else k

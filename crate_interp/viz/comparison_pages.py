@@ -120,9 +120,17 @@ def _sources(meta: dict[str, Any]) -> list[tuple[str, str]]:
 def ablation_page(result: HeadAblation, out: str | Path, *, explorer: str | None = None) -> Path:
     """Writes ablation.html, heads.png and the result (save) into a folder.
 
-    explorer: the name of a page of `ci.viz.explore` in the same folder; a click on a head opens it
-    there. Returns the path of the page. Raises ValueError if the folder cannot be written, or
-    another process is writing it, and for an `explorer` that is no name of a page.
+    Returns the path of the page.
+
+    Args:
+        result: Of `ci.ablate_heads`.
+        out: The folder.
+        explorer: The name of a page of `ci.viz.explore` in the same folder; a click on a head opens
+            it there.
+
+    Raises:
+        ValueError: If the folder cannot be written, or another process is writing it, and for an
+            `explorer` that is no name of a page.
     """
     check_page("explorer", explorer)
     table: Any = result.heads().sort_values("drop", key=np.abs, ascending=False, kind="stable")

@@ -45,16 +45,8 @@ def explore(
     tokens have similar codes. It also shows the largest atoms of the patch or token, and where else
     these atoms are large. For images it adds MaskCut's masks and the principal components of the
     codes; for texts, the logit lens. The page is one file, runs no model and needs no internet. It
-    holds codes in 16 bits and computes attention from them. The error of a share of
-    attention is at most 1 % of the largest share in its row; the page is checked for this when it
-    is made.
-
-    cache: from `model.run_with_cache(x)`, for a model of images or of text. inputs: the same x.
-    circuit: a circuit to draw on the page; its heads get a ring. sample: the number of the sample
-    in the cache. name: the sample's name on the page; None means "sample" and the number. graph:
-    the name of a page of `ci.viz.graph` in the same folder, to link to. without:
-    the table of `ci.circuits.switched_off(model, inputs[sample])`; the page then opens at the head
-    without which the answer changes most, and shows the answer without a head, an atom or a patch.
+    holds codes in 16 bits and computes attention from them. The error of a share of attention is at
+    most 1 % of the largest share in its row; the page is checked for this when it is made.
 
     The cache must hold attn.hook_pattern of every layer. Other points each add a part to the page:
     attn.hook_q and attn.hook_k; mlp.hook_post; hook_resid_pre with the last hook_resid_post;
@@ -65,9 +57,21 @@ def explore(
     page also shows what the representative of the query's cell reads. The codes of both are
     attn.hook_u.
 
-    Raises KeyError if the maps of a layer were not cached; ValueError if cache, inputs and sample
-    do not belong together, for NaN or Inf, if the circuit has heads that the model lacks, and for
-    a table of another input.
+    Args:
+        cache: From `model.run_with_cache(x)`, for a model of images or of text.
+        inputs: The same x.
+        circuit: A circuit to draw on the page; its heads get a ring.
+        sample: The number of the sample in the cache.
+        name: The sample's name on the page; None means "sample" and the number.
+        graph: The name of a page of `ci.viz.graph` in the same folder, to link to.
+        without: The table of `ci.circuits.switched_off(model, inputs[sample])`; the page then opens
+            at the head without which the answer changes most, and shows the answer without a head,
+            an atom or a patch.
+
+    Raises:
+        KeyError: If the maps of a layer were not cached.
+        ValueError: If cache, inputs and sample do not belong together, for NaN or Inf, if the
+            circuit has heads that the model lacks, and for a table of another input.
     """
     check_page("graph", graph)
     view = panels.look(cache, inputs, sample)

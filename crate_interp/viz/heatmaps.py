@@ -40,17 +40,24 @@ def heatmap(
 ) -> Figure:
     """Returns a matplotlib Figure of a number per head: layers down, heads across.
 
-    values: numbers `[layer, head]`, or a result whose `statistic` ("probe.statistic", with a value
-    per head) is drawn. If values of both signs occur, blue is above 0 and orange below, on equal
-    scales; otherwise colours go from dark to light. Numbers are written into the cells if they fit;
-    NaN is grey. interval: lower and upper ends `[layer, head]`; None takes the 95 % intervals of a
-    result. If both signs occur, cells whose interval excludes 0 are framed. signed: whether to use
-    the colours for both signs; None decides from the numbers. unit: the label of the colour bar;
-    None takes the statistic's unit.
+    If values of both signs occur, blue is above 0 and orange below, on equal scales; otherwise
+    colours go from dark to light. Numbers are written into the cells if they fit; NaN is grey. If
+    both signs occur, cells whose interval excludes 0 are framed.
 
-    ax, title, dpi: as in `ci.viz.layers`; the colour bar goes below the Axes. Raises ValueError if
-    the result lacks the statistic or has one value for all heads, and if the numbers are not
-    `[layer, head]`.
+    Args:
+        values: Numbers `[layer, head]`, or a result whose `statistic` ("probe.statistic", with a
+            value per head) is drawn.
+        statistic: "probe.statistic" of a result.
+        interval: Lower and upper ends `[layer, head]`; None takes the 95 % intervals of a result.
+        unit: The label of the colour bar; None takes the statistic's unit.
+        signed: Whether to use the colours for both signs; None decides from the numbers.
+        ax: As in `ci.viz.layers`; the colour bar goes below the Axes.
+        title: As in `ci.viz.layers`; the colour bar goes below the Axes.
+        dpi: As in `ci.viz.layers`; the colour bar goes below the Axes.
+
+    Raises:
+        ValueError: If the result lacks the statistic or has one value for all heads, and if the
+            numbers are not `[layer, head]`.
     """
     if isinstance(values, SweepResult):
         if statistic is None:
@@ -97,7 +104,15 @@ def heads(
 ) -> Figure:
     """Returns `ci.viz.heatmap` of a statistic of a result: layers down, heads across.
 
-    Raises ValueError if the result lacks the statistic, or if it has one value for all heads.
+    Args:
+        result: A result with a value per head, such as of `ci.sweep`.
+        statistic: Its name, such as "compression.official_rate".
+        ax: As in `ci.viz.layers`.
+        title: As in `ci.viz.layers`.
+        dpi: As in `ci.viz.layers`.
+
+    Raises:
+        ValueError: If the result lacks the statistic, or if it has one value for all heads.
     """
     return heatmap(result, statistic, ax=ax, title=title, dpi=dpi)
 
@@ -180,7 +195,13 @@ def head_ablation(
     """Returns a matplotlib Figure of what ablating each head costs: layers down, heads across.
 
     A blue head helps the model; without an orange head, the model does better. A frame marks an
-    effect: p, adjusted over all heads, is at most 0.05. ax, title, dpi: as in `ci.viz.layers`.
+    effect: p, adjusted over all heads, is at most 0.05.
+
+    Args:
+        result: Of `ci.ablate_heads`.
+        ax: As in `ci.viz.layers`.
+        title: As in `ci.viz.layers`.
+        dpi: As in `ci.viz.layers`.
     """
     table: Any = result.heads()
     drop, low, high, p = (

@@ -38,21 +38,6 @@ MOVED = {
     "demos/whitebox_family.png": "whitebox_family.png",
     "demos/how_far_graphs_go.png": "how_far_graphs_go.png",
 }
-# shows the claims that have a word, on the page of all claims
-FILTER = """<p><label>Show claims with <input id="filter" type="search"
- placeholder="a word, a paper or an answer"></label> <span id="left"></span></p><script>
-document.getElementById("filter").addEventListener("input", event => {
-  const words = event.target.value.toLowerCase().split(/\\s+/);
-  const tables = [...document.querySelectorAll("table")].slice(1);
-  let left = 0;
-  for (const row of tables.flatMap(table => [...table.tBodies[0].rows])) {
-    row.hidden = !words.every(word => row.textContent.toLowerCase().includes(word));
-    left += !row.hidden;
-  }
-  document.getElementById("left").textContent = `${left} claims`;
-});
-</script>
-"""
 EXPLORER = "live/explorer.html"  # made when the site is built
 SAMPLE = 5  # of the embedded pictures: a tulip
 REFERENCE = {
@@ -125,10 +110,13 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
         html = re.sub(r'<img alt="([^"]*)"[^>]*>', live, html, count=1)
     if own != "glossary.md":
         html = explained(html, f"{up}/glossary.html")
-    html = in_prose(html, typeset)
-    if own == "claims.md":
-        html = html.replace("<table>", f"{FILTER}<table>", 2).replace(FILTER, "", 1)
-    return html
+    return in_prose(html, typeset)
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Lets names in code and heads of tables break after a dot, a line or a slash, unseen."""
+    names = re.compile(r"(?<=<code>)[^<]+(?=</code>)|(?<=<th>)[^<]+(?=</th>)")
+    return names.sub(lambda at: re.sub(r"(?<=\w)([._/])(?=[a-zA-Z])", r"\1<wbr>", at[0]), output)
 
 
 def in_prose(html: str, change: Callable[[str], str]) -> str:
@@ -194,6 +182,8 @@ def glossary() -> str:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Puts the table of models at the end of its page, and links to what the site has moved."""
     own = page.file.src_uri
+    if own == "index.md":  # its page of one image takes the whole width
+        page.meta["hide"] = ["toc"]
     if own == "reference/statistics.md":  # who searches for a statistic wants to know what it is
         page.meta["search"] = {"boost": 200}
     folder = os.path.dirname(own)
@@ -335,6 +325,8 @@ def api_page(name: str) -> str:
         f"{block(f'{shown}.{own}', value)}\n\n```pycon\n{given[own]}\n```"
         for own, value in public(name).items()
     ]
+    if not name:  # what users call most is of no class of its own
+        blocks.append("::: crate_interp.models.hooked.HookedModel")
     return "\n\n".join([f"# {shown}", (words or "").strip(), before, *blocks])
 
 

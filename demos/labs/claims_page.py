@@ -32,6 +32,7 @@ TABLES = {  # what a rule is about -> the heading of its claims
     "white box": "Claims about white-box transformers",
     "other": "Claims of these documents that are not about white-box transformers",
 }
+SHOWN = dict(zip(rules.ANSWERS, ("yes", "no", "depends", "can't tell"), strict=True))
 COUNTED = {"white box": "about white-box transformers", "other": "about other models"}
 MATTER = tuple(elsewhere.LISTED["matter"].items())  # questions of readers, and their rules
 NUMBERS = ("ours", "low", "high", "baseline")
@@ -92,7 +93,7 @@ def lab_cells(row: Row) -> tuple[str, ...]:
         words += f" ({rules.asked(rule, cases)})"
     baseline = f"{number(row['baseline'])}, {row['baseline_is']}"
     measured = (ours, rule.units(row["n"]), baseline, words)
-    return (row["claim"], answered(row), row["published"], *measured)
+    return (row["claim"], SHOWN[answered(row)], row["published"], *measured)
 
 
 def cells_of(row: Row) -> tuple[str, ...]:
@@ -106,7 +107,7 @@ def other_cells(each: elsewhere.Elsewhere) -> tuple[str, ...]:
     """Returns the cells of a claim that a command measured."""
     row, rule = each.row, rules.rules()[each.row["rule"]]
     told = (each.ours, rule.units(rule.n), each.baseline, rule.words(), each.by)
-    return _five(row["claim"], row["where"], row["answer"], *told)
+    return _five(row["claim"], row["where"], SHOWN[row["answer"]], *told)
 
 
 def _five(
@@ -118,8 +119,8 @@ def _five(
 def that_matter(others: Mapping[str, Sequence[elsewhere.Elsewhere]]) -> str:
     """Returns the table of the questions that most readers come with."""
     found = {one.row["rule"]: other_cells(one) for each in others.values() for one in each}
-    rows = [(question, *found[rule][1:4]) for question, rule in MATTER]
-    return in_markdown(("question", "answer", "found (95 %)", "baseline"), rows)
+    rows = [(question, found[rule][1], number) for question, (rule, number) in MATTER]
+    return in_markdown(("question", "answer", "found"), rows)
 
 
 def section(document: str, rows: Sequence[Row], others: Sequence[elsewhere.Elsewhere]) -> list[str]:
@@ -131,12 +132,15 @@ def section(document: str, rows: Sequence[Row], others: Sequence[elsewhere.Elsew
     for row in rows:
         sizes.setdefault(f"{row['lab']} ({row['form']} form)", {})[row["size"]] = None
     words = "; ".join(f"{lab}: {' / '.join(each)}" for lab, each in sizes.items())
-    lines = [f"### {document}", "", in_markdown(HEAD, cells), ""]
-    return [*lines, f"Sizes. {words}.", ""] if words else lines
+    told = Counter(each[1] for each in cells)
+    counts = ", ".join(f"{told[answer]} {answer}" for answer in SHOWN.values() if told[answer])
+    summary = f"<summary>{document}: {counts}</summary>"
+    lines = ['<details class="claims" markdown="1">', summary, "", in_markdown(HEAD, cells), ""]
+    return [*lines, *([f"Sizes. {words}.", ""] if words else []), "</details>", ""]
 
 
-def lead(every: Sequence[Row]) -> list[str]:
-    """Returns how often each answer is given, by subject and by who makes the claim."""
+def lead(every: Sequence[Row]) -> tuple[str, str]:
+    """Returns how often each answer is given, by subject and by who makes the claim, in a table."""
     found = Counter(
         (rules.rules()[row["rule"]].about, row["where"].startswith("ours"), row["answer"])
         for row in every
@@ -151,13 +155,13 @@ def lead(every: Sequence[Row]) -> list[str]:
     other = found.total() - sum(white.values())
     words = (
         f"Of {sum(white.values())} claims about white-box transformers {white[rules.SUPPORTED]} "
-        f"are supported at the size at which they were run, {white[rules.REFUTED]} are not, "
-        f"{white[rules.DEPENDS]} depend on a frame, a layer or a setting, and "
-        f"{white[rules.UNDECIDED]} are undecided: an interval holds both answers, there are too "
-        f"few units, or a baseline is not tuned. Another {other} claims of "
-        "the same documents are about other models, and stand apart."
+        f"hold at the size at which they were run, {white[rules.REFUTED]} do not, and "
+        f"{white[rules.DEPENDS]} depend on the scaling, the layer or a setting. For "
+        f"{white[rules.UNDECIDED]} we can't tell: an interval holds both answers, there are too "
+        f"few units, or a baseline is not tuned. Another {other} claims of the same documents are "
+        "about other models."
     )
-    return [words, "", in_markdown(("", *rules.ANSWERS, "all"), lines)]
+    return words, in_markdown(("", *SHOWN.values(), "all"), lines)
 
 
 def page(rows: Sequence[Row]) -> str:
@@ -176,9 +180,11 @@ def page(rows: Sequence[Row]) -> str:
         f"* {document['name']}: {what}: {why}."
         for document in elsewhere.LISTED["document"] for what, why in document.get("cannot", ())
     ]  # fmt: skip
-    parts = {"lead": lead(every), "matter": [that_matter(others)], "tables": body, "cannot": cannot}
-    text = FRAME.read_text(encoding="utf-8")
-    return text.format(digest=rules.digest(), **{name: "\n".join(p) for name, p in parts.items()})
+    words, counts = lead(every)
+    return FRAME.read_text(encoding="utf-8").format(
+        digest=rules.digest(), lead=words, counts=counts, matter=that_matter(others),
+        tables="\n".join(body), cannot="\n".join(cannot),
+    )  # fmt: skip
 
 
 def with_table(text: str, rows: Sequence[Row]) -> str:

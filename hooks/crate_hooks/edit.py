@@ -37,7 +37,15 @@ def zero(*, heads: Chosen = None, atoms: Chosen = None, positions: Chosen = None
     """Returns an edit that sets heads, atoms or positions to 0.
 
     At attn.hook_z this removes a head, as zeroing its rows of W_O does. At mlp.hook_post it removes
-    an atom. Raises ValueError if a selection is not of whole numbers.
+    an atom.
+
+    Args:
+        heads: The numbers of the heads, None for all.
+        atoms: The numbers of the atoms, None for all.
+        positions: The tokens, None for all.
+
+    Raises:
+        ValueError: If a selection is not of whole numbers.
     """
     return edited(lambda tensor, hook: torch.zeros_like(tensor), heads, atoms, positions)
 
@@ -47,9 +55,18 @@ def mean(
 ) -> Edit:
     """Returns an edit that replaces a part by its mean over the samples of another run.
 
-    This removes the differences between samples from the part. source: the activations at the same
-    point in that run, batch first; each position has a mean of its own. Raises ValueError if the
-    source is not a tensor with the batch first, or if a selection is not of whole numbers.
+    This removes the differences between samples from the part.
+
+    Args:
+        source: The activations at the same point in that run, batch first; each position has a mean
+            of its own.
+        heads: The numbers of the heads, None for all.
+        atoms: The numbers of the atoms, None for all.
+        positions: The tokens, None for all.
+
+    Raises:
+        ValueError: If the source is not a tensor with the batch first, or if a selection is not of
+            whole numbers.
     """
     arguments.require_source(source)
     average = source.detach().mean(dim=0, keepdim=True)
@@ -66,11 +83,20 @@ def resample(
 ) -> Edit:
     """Returns an edit that replaces a part by the activations of another sample.
 
-    source: the activations at the same point for samples that represent the data, batch first. One
-    of these samples is drawn for each sample of a batch; the same seed gives the same draw. If the
-    source has as many samples as the batch, sample i of the batch never gets sample i of the
-    source, so that the run's own cache can be shuffled. Raises ValueError if the source has fewer
-    than two samples, or if the seed or a selection is not of whole numbers.
+    One of these samples is drawn for each sample of a batch; the same seed gives the same draw. If
+    the source has as many samples as the batch, sample i of the batch never gets sample i of the
+    source, so that the run's own cache can be shuffled.
+
+    Args:
+        source: The activations at the same point for samples that represent the data, batch first.
+        seed: The same seed gives the same draw.
+        heads: The numbers of the heads, None for all.
+        atoms: The numbers of the atoms, None for all.
+        positions: The tokens, None for all.
+
+    Raises:
+        ValueError: If the source has fewer than two samples, or if the seed or a selection is not
+            of whole numbers.
     """
     arguments.require_source(source)
     if len(source) < 2:
@@ -98,9 +124,16 @@ def patch(
 ) -> Edit:
     """Returns an edit that replaces a part by the activations of another run.
 
-    source: the activations at the same point in that run, as many samples as the batch has, or one
-    sample for all. Raises ValueError if the source is not a tensor with the batch first, or if a
-    selection is not of whole numbers.
+    Args:
+        source: The activations at the same point in that run, as many samples as the batch has, or
+            one sample for all.
+        heads: The numbers of the heads, None for all.
+        atoms: The numbers of the atoms, None for all.
+        positions: The tokens, None for all.
+
+    Raises:
+        ValueError: If the source is not a tensor with the batch first, or if a selection is not of
+            whole numbers.
     """
     arguments.require_source(source)
     return edited(lambda tensor, hook: _like(source, tensor, hook), heads, atoms, positions)
@@ -111,7 +144,14 @@ def scale(
 ) -> Edit:
     """Returns an edit that multiplies a part by a number.
 
-    Raises ValueError if the factor is not finite, or if a selection is not of whole numbers.
+    Args:
+        factor: The number.
+        heads: The numbers of the heads, None for all.
+        atoms: The numbers of the atoms, None for all.
+        positions: The tokens, None for all.
+
+    Raises:
+        ValueError: If the factor is not finite, or if a selection is not of whole numbers.
     """
     arguments.require_number("factor", factor)
     return edited(lambda tensor, hook: tensor * factor, heads, atoms, positions)
@@ -127,8 +167,18 @@ def clamp(
 ) -> Edit:
     """Returns an edit that replaces values below `low` by `low`, and above `high` by `high`.
 
-    low = high sets a value. Raises ValueError if neither bound is given, if a bound is not finite,
-    if low is above high, or if a selection is not of whole numbers.
+    low = high sets a value.
+
+    Args:
+        low: The least value, or None.
+        high: The largest value, or None.
+        heads: The numbers of the heads, None for all.
+        atoms: The numbers of the atoms, None for all.
+        positions: The tokens, None for all.
+
+    Raises:
+        ValueError: If neither bound is given, if a bound is not finite, if low is above high, or if
+            a selection is not of whole numbers.
     """
     for name, bound in (("low", low), ("high", high)):
         if bound is not None:
@@ -141,10 +191,16 @@ def clamp(
 def threshold(by: float, *, atoms: Chosen = None, positions: Chosen = None) -> Edit:
     """Returns an edit that thresholds a code again, `ReLU(code - by)`.
 
-    At mlp.hook_post this has the effect of a larger eta lambd in the last step. by: at least 0, in
-    the unit of the code. Before the ReLU (mlp.hook_pre) use `sparse_step` instead, which changes
-    all steps. Raises ValueError if `by` is negative or not finite, or if a selection is not of
-    whole numbers.
+    At mlp.hook_post this has the effect of a larger eta lambd in the last step.
+
+    Args:
+        by: At least 0, in the unit of the code. Before the ReLU (mlp.hook_pre) use `sparse_step`
+            instead, which changes all steps.
+        atoms: The numbers of the atoms, None for all.
+        positions: The tokens, None for all.
+
+    Raises:
+        ValueError: If `by` is negative or not finite, or if a selection is not of whole numbers.
     """
     arguments.require_number("by", by)
     if by < 0:
@@ -162,8 +218,15 @@ def noise(
 ) -> Edit:
     """Returns an edit that adds Gaussian noise of standard deviation `std` to a part.
 
-    The same seed and shape give the same noise on every device. Raises ValueError if std is not
-    finite, or if the seed or a selection is not of whole numbers.
+    Args:
+        std: The standard deviation.
+        seed: The same seed and shape give the same noise on every device.
+        heads: The numbers of the heads, None for all.
+        atoms: The numbers of the atoms, None for all.
+        positions: The tokens, None for all.
+
+    Raises:
+        ValueError: If std is not finite, or if the seed or a selection is not of whole numbers.
     """
     arguments.require_number("std", std)
     arguments.require_seed(seed)
@@ -186,11 +249,18 @@ def steer(
 ) -> Edit:
     """Returns an edit that adds `strength` times a direction of the stream.
 
-    direction: `[d_model]`, such as an atom `mlp.D[:, j]` or a column of `attn.U[k]`. unit: whether
-    the direction is scaled to length 1 first, so that strength is in the unit of the stream. The
-    edit fits points whose last axis is d_model. Raises ValueError if the direction is not a finite
-    vector or, with `unit`, is zero, if strength is not finite, or if the positions are not whole
-    numbers.
+    The edit fits points whose last axis is d_model.
+
+    Args:
+        direction: `[d_model]`, such as an atom `mlp.D[:, j]` or a column of `attn.U[k]`.
+        strength: How far to go along the direction.
+        unit: Whether the direction is scaled to length 1 first, so that strength is in the unit of
+            the stream.
+        positions: The tokens, None for all.
+
+    Raises:
+        ValueError: If the direction is not a finite vector or, with `unit`, is zero, if strength is
+            not finite, or if the positions are not whole numbers.
     """
     arguments.require_number("strength", strength)
     right = isinstance(direction, Tensor) and direction.ndim == 1 and direction.is_floating_point()
@@ -220,8 +290,7 @@ def project_out(
     """Returns an edit that removes a subspace from each token, `x - Q Q^T x`.
 
     Q is an orthonormal basis of the span of `subspace`: `[d_model, width]` such as `attn.U[k]`, or
-    `[head, d_model, width]` for the span of several heads. orthonormal=False takes U as stored,
-    `x - U U^T x`, which is a projection only if U has orthonormal columns.
+    `[head, d_model, width]` for the span of several heads.
 
     At ln1.hook_normalized the codes of head k are then 0. If U is orthonormal over all heads
     together, the codes of the other heads do not change; trained subspaces overlap, and other heads
@@ -229,8 +298,16 @@ def project_out(
     LayerNorm subtracts a mean and scales, which mixes the span with the rest, and the skip path
     loses the span too. Compare with a random subspace.
 
-    Raises ValueError if the subspace is not a finite tensor of these shapes or spans nothing, or if
-    the positions are not whole numbers.
+    Args:
+        subspace: `[d_model, width]` such as `attn.U[k]`, or `[head, d_model, width]` for the span
+            of several heads.
+        orthonormal: False takes U as stored, `x - U U^T x`, which is a projection only if U has
+            orthonormal columns.
+        positions: The tokens, None for all.
+
+    Raises:
+        ValueError: If the subspace is not a finite tensor of these shapes or spans nothing, or if
+            the positions are not whole numbers.
     """
     onto = _projection(subspace, orthonormal)
     return edited(lambda tensor, hook: tensor - onto(tensor, hook), None, None, positions)
@@ -244,7 +321,13 @@ def project_onto(
 ) -> Edit:
     """Returns an edit that keeps only a subspace of each token, `Q Q^T x`.
 
-    Arguments are those of `project_out`. Raises ValueError in the same cases as `project_out`.
+    Args:
+        subspace: As in `project_out`.
+        orthonormal: As in `project_out`.
+        positions: The tokens, None for all.
+
+    Raises:
+        ValueError: In the same cases as `project_out`.
     """
     return edited(_projection(subspace, orthonormal), None, None, positions)
 

@@ -50,6 +50,11 @@ def full_name(point: str, layer: int, blocks: str = "blocks") -> str:
     """Returns the name of a block's point in the whole model.
 
     `full_name("attn.hook_u", 3)` is "blocks.3.attn.hook_u".
+
+    Args:
+        point: The point's name inside a block.
+        layer: The block's number.
+        blocks: The name of the list of layers.
     """
     return f"{blocks}.{layer}.{point}"
 
@@ -64,8 +69,15 @@ def every_layer(
 
         model.run_with_cache(x, names_filter=every_layer(model, RESID))
 
-    blocks: the name of the list of layers, "decoder_blocks" for the decoder of a masked
-    autoencoder. Raises KeyError if the model lacks the list or a point.
+    Args:
+        model: The model.
+        points: Names of points inside a block.
+        layers: The numbers of the layers, None for all.
+        blocks: The name of the list of layers, "decoder_blocks" for the decoder of a masked
+            autoencoder.
+
+    Raises:
+        KeyError: If the model lacks the list or a point.
     """
     wanted = [points] if isinstance(points, str) else list(points)
     try:

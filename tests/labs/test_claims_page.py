@@ -129,7 +129,8 @@ def test_the_page_is_made_of_what_is_stored():
     kept = claims_page.stored()
     text = (PAGES / "claims.md").read_text()
     assert text == claims_page.page(kept) and rules.digest() in text
-    white, *answers, other = map(int, re.findall(r" (\d+) (?:claims|are|depend)", text[:600]))
+    numbers = re.findall(r" (\d+) (?:claims|hold|do not|depend|we)", text[:600])
+    white, *answers, other = map(int, numbers)
     assert white == sum(answers)
     table = re.findall(r"^\| (?:claims|questions) of [^|]+\|(.*)\|$", text, re.MULTILINE)
     cells = [[int(cell) for cell in line.split("|")] for line in table]
@@ -143,6 +144,10 @@ def test_the_page_is_made_of_what_is_stored():
         assert part.count("\n| ") - 2 * part.count("\n| --- |") == count
     ten = text[text.index("## Ten that matter") : first]
     assert ten.count("\n| ") == 12 and all(question in ten for question, _ in claims_page.MATTER)
+    found = {one.row["rule"]: one for each in elsewhere.measured().values() for one in each}
+    for _, (rule, number) in claims_page.MATTER:  # said as it was measured
+        measured = f"{found[rule].ours} {found[rule].baseline} {found[rule].row['n']}"
+        assert set(re.findall(r"[\d.]*\d", number)) <= set(re.findall(r"[\d.]*\d", measured)), rule
     for name in {row["lab"] for row in kept}:
         own = (PAGES / "labs" / f"{name}.md").read_text()
         rows = [row for row in kept if row["lab"] == name]

@@ -145,9 +145,14 @@ def atom_names(
     `AtomNames` has the rule. A name says what separates best among these candidates, not what an
     atom is for.
 
-    data, run: as in `ci.sweep`; tokens are compared one by one on about 8,000 of them, the first.
-    seed: draws the nulls. Raises ValueError as `ci.sweep` does, for a model without
-    codes, and for fewer than four samples.
+    Args:
+        model: A model with codes.
+        data: As in `ci.sweep`; tokens are compared one by one on about 8,000 of them, the first.
+        seed: Draws the nulls.
+        run: As in `ci.sweep`.
+
+    Raises:
+        ValueError: As `ci.sweep` does, for a model without codes, and for fewer than four samples.
     """
     return ask(NamesOfAtoms(seed), model, data, run_options(atom_names, run))
 

@@ -239,11 +239,18 @@ class AttributionGraph(Result):
     ) -> Steering:
         """Returns what the answers become if nodes are edited, beside what was predicted.
 
-        edits: {"L2A17@5": 0} takes an atom away at token 5, {"L2A17": 2} doubles it at every token.
-        how: "scale" multiplies by the number, "set" puts it in place, "add" adds it. The
-        prediction is that of derivatives, with nothing frozen. model, inputs: those of the graph,
-        needed if it was loaded. Raises ValueError for another model, edited weights, other inputs,
-        and nodes that do not exist.
+        The prediction is that of derivatives, with nothing frozen.
+
+        Args:
+            edits: {"L2A17@5": 0} takes an atom away at token 5, {"L2A17": 2} doubles it at every
+                token.
+            how: "scale" multiplies by the number, "set" puts it in place, "add" adds it.
+            model: That of the graph, needed if it was loaded.
+            inputs: Those of the graph, needed if it was loaded.
+
+        Raises:
+            ValueError: For another model, edited weights, other inputs, and nodes that do not
+                exist.
         """
         first_model, sample = self.__dict__.get("_case", (None, None))
         network = first_model if model is None else model
