@@ -136,7 +136,7 @@ def answers_by_layer(result: Result) -> pd.DataFrame:
     main = main[main["frame"].isin(["", "read"])]
     answers = pd.DataFrame({"layer": range(result.meta["n_layers"])})
     for name in ("compresses", "descends"):
-        judged_layers = claims[claims["claim"] == name].set_index("layer")["verdict"]
+        judged_layers: Any = claims[claims["claim"] == name].set_index("layer")["verdict"]
         if {*judged_layers} <= {verdicts.NOT_APPLICABLE}:
             continue
         rows: Any = main[main["number"] == name].set_index("layer")
@@ -322,7 +322,7 @@ class AuditResult(Result):
         answers = answers_by_layer(self)
         short = {f"{claim.title}?": f"{claim.short}?" for claim in CLAIMS.values()}
         by_layer = as_text(
-            [short.get(name, name) for name in answers],
+            [short.get(str(name), str(name)) for name in answers],
             answers.astype(str).to_numpy().tolist(),
         )
         return f"{by_layer}\n\n{as_text(header, lines)}"

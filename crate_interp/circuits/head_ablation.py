@@ -282,7 +282,8 @@ def _of_chunk(chunk: Chunk, loss: Loss, metric: str, means: Sequence[Means] | No
                 change = -z[:, :, head]
                 if means is not None:
                     change = change + means[layer][: z.shape[1], head]
-                stream = stream + change @ model.blocks[layer].attn.W_O[head]
+                block: Any = model.blocks[layer]
+                stream = stream + change @ block.attn.W_O[head]
                 logits = after_attention(model, layer, stream, inputs)
                 ablated.append(_metric(metric, logits, right))
             table = np.stack(ablated, axis=1)

@@ -78,7 +78,8 @@ def after_attention(model: HookedModel, layer: int, stream: Tensor, inputs: Tens
     if may_share(model):
         if layer == len(model.blocks) - 1 and _reads_cls(model):
             stream = stream[:, :1]
-        return after_layer(model, layer, model.blocks[layer].after_attention(stream), inputs)
+        block: Any = model.blocks[layer]
+        return after_layer(model, layer, block.after_attention(stream), inputs)
     put = (full_name("hook_resid_mid", layer), lambda value, hook: stream)
     return model.run_with_hooks(inputs, fwd_hooks=[put])
 

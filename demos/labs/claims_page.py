@@ -32,7 +32,9 @@ TABLES = {  # what a rule is about -> the heading of its claims
     "white box": "Claims about white-box transformers",
     "other": "Claims of these documents that are not about white-box transformers",
 }
-SHOWN = dict(zip(rules.ANSWERS, ("yes", "no", "depends", "can't tell"), strict=True))
+SHOWN: dict[str, str] = dict(
+    zip(rules.ANSWERS, ("yes", "no", "depends", "can't tell"), strict=True)
+)
 COUNTED = {"white box": "about white-box transformers", "other": "about other models"}
 MATTER = tuple(elsewhere.LISTED["matter"].items())  # questions of readers, and their rules
 NUMBERS = ("ours", "low", "high", "baseline")
