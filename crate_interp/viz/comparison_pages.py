@@ -4,7 +4,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pandas as pd
 
@@ -26,7 +25,7 @@ from crate_interp.results.statistic import MINUS, Row, sign_of
 from crate_interp.stats.intervals import LEVEL
 from crate_interp.stats.verdicts import NOT_APPLICABLE, UNDECIDED
 from crate_interp.viz.compared_curves import compare, concentration
-from crate_interp.viz.heatmaps import head_ablation
+from crate_interp.viz.heatmaps import SIGNED, head_ablation
 from crate_interp.viz.page import check_page, fingerprints, heat_map, inline_svg, write_page
 
 _HERO = 3  # how many statistics have figures at the top of the page
@@ -163,7 +162,7 @@ def _map(result: HeadAblation, explorer: str | None) -> list[list[dict[str, Any]
             "mark": "" if row["p"] <= LEVEL else "faint",
         }
 
-    return heat_map(matplotlib.colormaps["RdBu_r"](0.5 + 0.5 * drops / most), cell)
+    return heat_map(SIGNED(0.5 + 0.5 * drops / most), cell)
 
 
 def concentration_page(result: Concentration, out: str | Path) -> Path:

@@ -24,6 +24,7 @@ Numbers = Float[np.ndarray, "layer head"] | Float[Tensor, "layer head"] | Sequen
 _ROW, _LEAST, _MOST = 0.17, 1.1, 3.6  # inches: one row; least and most for all rows
 _BELOW = 0.42  # inches from cells to colour bar: room for the heads' numbers and the word "head"
 _DIGIT, _NARROW = 0.64, {".": 0.32, "-": 0.37}  # widths of characters, relative to the font size
+SIGNED = LinearSegmentedColormap.from_list("signed", [UNTRAINED, "#f6f6f6", TRAINED])
 _UNITS = {"loss": "rise of the loss (nats)", "accuracy": "drop of the accuracy"}
 
 
@@ -126,8 +127,7 @@ def _draw(figure: Any, axes: Any, grid: np.ndarray, ends: Any, unit: str, signed
     most = _largest(grid)
     colours, limits = matplotlib.colormaps["cividis"], {}
     if signed:
-        ends_of_scale = [UNTRAINED, "#f6f6f6", TRAINED]
-        colours = LinearSegmentedColormap.from_list("signed", ends_of_scale)
+        colours = SIGNED
         limits = {"vmin": -most, "vmax": most}
     look: Any = {"aspect": "auto", "interpolation": "nearest", **limits}
     image = axes.imshow(grid, cmap=colours.with_extremes(bad="#bbbbbb"), **look)
