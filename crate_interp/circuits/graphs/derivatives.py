@@ -16,7 +16,7 @@ from torch import Tensor
 from crate_hooks import full_name
 from crate_interp.circuits.graphs.question import Question
 from crate_interp.models.hooked import HookedModel
-from crate_interp.questions.edited_runs import Hook, pushed, with_gradients
+from crate_interp.questions.edited_runs import Hook, with_gradients
 
 CODE, PRE, Z = "mlp.hook_post", "mlp.hook_pre", "attn.hook_z"
 FREEZABLE = ("pattern", "norm")
@@ -215,26 +215,27 @@ def through_heads(
     """
     model = case.model
     stream = case.embedded if layer == 0 else case.streams[layer - 1]
-    written = None if layer == 0 else directions(model, layer - 1)
-    found: list[Tensor] = []
     heads: list[Tensor] = []
 
     def note(value: Tensor, hook: Any) -> None:
         heads[:] = [value]
 
+    start = stream[None].clone().requires_grad_()
     hooks = [(full_name(Z, layer), note), *detaching(model, case.freeze)]
+    with torch.enable_grad():  # a batch of derivatives of one backward pass, in its seed
+        model.run_with_hooks(start, start_at_layer=layer, stop_at_layer=layer + 1, fwd_hooks=hooks)
+        seed = torch.zeros_like(heads[0], requires_grad=True)
+        (slope,) = torch.autograd.grad(heads[0], start, seed, create_graph=True)
+    token, atom = nodes.T
+    added = stream[token]
+    if layer:
+        code = case.codes[layer - 1][token, atom, None]
+        added = code * directions(model, layer - 1)[atom]
+    found: list[Tensor] = []
     size = max(1, _BYTES // (16 * len(stream) * (len(stream) * model.cfg.n_heads * 2 + 1)))
-    for group in nodes.split(size):
-        change = stream.new_zeros(len(group), *stream.shape)
-        for place, (token, atom) in enumerate(group.tolist()):
-            if written is None:
-                change[place, token] = stream[token]
-            else:
-                change[place, token] = case.codes[layer - 1][token, atom] * written[atom]
-        copies = stream.repeat(len(group), 1, 1).requires_grad_()
-        with torch.enable_grad():
-            model.run_with_hooks(
-                copies, start_at_layer=layer, stop_at_layer=layer + 1, fwd_hooks=hooks
-            )
-            found.append(pushed(heads[0], [copies], [change])[0])
+    for places, own in zip(token.split(size), added.split(size), strict=True):
+        changes = slope.new_zeros(len(own), *slope.shape)
+        changes[torch.arange(len(own)), 0, places] = own
+        options: Any = {"retain_graph": True, "is_grads_batched": True}
+        found.append(torch.autograd.grad(slope, seed, changes, **options)[0][:, 0])
     return torch.cat(found)
