@@ -130,8 +130,11 @@ def pca_map(
         raise ValueError(f"n_components={n_components}: give 1 to {features.shape[-1]}.")
     tokens = features.detach().double().flatten(0, 1)  # [image * pos, d]
     tokens = tokens - tokens.mean(dim=0)
-    vectors = torch.linalg.eigh(tokens.T @ tokens).eigenvectors
-    basis = vectors.flip(-1)[:, :n_components]  # [d, component], largest variance first
+    few = n_components <= len(tokens) < tokens.shape[1]  # then the other Gram matrix is small
+    gram = tokens @ tokens.T if few else tokens.T @ tokens
+    basis = torch.linalg.eigh(gram).eigenvectors.flip(-1)[:, :n_components]  # largest first
+    if few:
+        basis = torch.linalg.qr(tokens.T @ basis).Q
     maps = (tokens @ basis).T.unflatten(-1, (len(features), *grid))  # [component, image, h, w]
     border = maps[..., _ring(grid)].flatten(1).mean(dim=1)
     largest = basis.gather(0, basis.abs().argmax(dim=0, keepdim=True))[0]
