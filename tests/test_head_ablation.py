@@ -99,6 +99,37 @@ def test_images_agree_with_whole_runs(images, how, metric):
     assert leftover_hooks(model) == []
 
 
+def test_screened_heads_are_those_with_the_largest_slopes(images):
+    """Slopes by a small step of the whole model in float64; the chosen heads' drops are exact."""
+    model = make("crate-alpha").double()
+    inputs, classes = images.read(0, N).double(), torch.tensor(images.labels)
+    double = (inputs, classes)
+    found = ci.ablate_heads(model, double, screen=4, **QUIET)
+    whole = ci.ablate_heads(model, double, **QUIET).heads()
+    _, cache = model.run_with_cache(inputs)
+
+    def loss(hooks=()):
+        logits = model.run_with_hooks(inputs, fwd_hooks=list(hooks))
+        return F.cross_entropy(logits, classes).item()
+
+    rows = found.heads()
+    slopes, step = [], 1e-5
+    for layer, head in rows[["layer", "head"]].to_numpy():
+        name = f"blocks.{layer}.attn.hook_z"
+        mean = cache[name].mean(0, keepdim=True)
+        towards = cache[name] + step * (mean - cache[name])
+        hook = (name, edit.patch(towards, heads=int(head)))
+        slopes.append((loss([hook]) - loss()) / step)
+    exact = rows["exact"].to_numpy()
+    assert exact.sum() == 4
+    assert set(np.argsort(np.abs(slopes))[-4:]) == set(np.flatnonzero(exact))
+    np.testing.assert_allclose(rows["drop"][~exact], np.array(slopes)[~exact], rtol=1e-4)
+    np.testing.assert_allclose(rows["drop"][exact], whole["drop"][exact], rtol=1e-9)
+    assert rows["p"][~exact].isna().all() and rows["p"][exact].notna().all()
+    with refuses("accuracy has no first order"):
+        ci.ablate_heads(model, double, screen=4, metric="accuracy", **QUIET)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["crate-lm", "gpt-baseline", "nanochat-crate"])
 def test_windows_agree_with_whole_runs(tokens, family):

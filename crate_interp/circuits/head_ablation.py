@@ -25,7 +25,13 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.questions.answers import Loss, check_logits, hits, losses, true_loss
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk, Reading
-from crate_interp.questions.edited_runs import after_attention, every_entry, joined, pieces
+from crate_interp.questions.edited_runs import (
+    after_attention,
+    every_entry,
+    joined,
+    pieces,
+    with_gradients,
+)
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.results.result import Result, by
 from crate_interp.results.result_files import near_chance
@@ -41,6 +47,7 @@ Means = Float[Tensor, "pos head d_head"]
 
 def _heads(result: Result) -> pd.DataFrame:
     base, table = result.table("base").set_index("sample")["base"], result.table("samples")
+    exact = table["exact"] if "exact" in table else table["sample"] >= 0
     wide: Any = table.pivot(index="sample", columns=["layer", "head"], values="ablated")
     worse = 1 if result.meta["settings"]["metric"] == "loss" else -1
     ablated, whole = wide.to_numpy(float), base.loc[wide.index].to_numpy(float)[:, None]
@@ -51,7 +58,12 @@ def _heads(result: Result) -> pd.DataFrame:
     places = pd.DataFrame(wide.columns.tolist(), columns=["layer", "head"])
     means = {"base": whole.mean(), "ablated": ablated.mean(axis=0), "drop": drops.mean(axis=0)}
     tests = {"low": found.low, "high": found.high, "p_alone": found.p, "p": adjusted}
-    return places.assign(**means, **tests, n=len(wide))
+    heads = places.assign(**means, **tests, n=len(wide))
+    if exact.all():
+        return heads
+    measured = exact.groupby([table["layer"], table["head"]]).all().to_numpy()
+    heads.loc[~measured, [*tests]] = np.nan
+    return heads.assign(exact=measured)
 
 
 def _one_answer(result: Result) -> bool:
@@ -72,7 +84,8 @@ class HeadAblation(Result):
     crate_interp/stats/intervals.py). For the accuracy of images, where an answer flips or does
     not, they are Tango's score interval, the exact sign test and Holm's adjustment
     (`paired_shares` in crate_interp/stats/intervals.py). Intervals and p are NaN for a single
-    sample, and from the bootstrap for a head whose drops are all equal.
+    sample, and from the bootstrap for a head whose drops are all equal. With `screen` there is a
+    column exact: False for a head whose drop is its first-order estimate, without an interval.
 
     Stored tables: `samples` (sample, layer, head, ablated) and `base` (sample, base).
     """
@@ -115,7 +128,8 @@ class HeadAblation(Result):
 
     def sentences(self) -> list[str]:
         """Returns which head matters most, how many do, and by how much."""
-        table: Any = self._table("heads")
+        every: Any = self._table("heads")
+        table = every[every["exact"]] if "exact" in every else every
         settings, shown = self.meta["settings"], table[table["p"] <= LEVEL]
         among = shown if len(shown) else table
         best = among.loc[among["drop"].abs().idxmax()]
@@ -126,9 +140,9 @@ class HeadAblation(Result):
         counted = self.counted_samples()
         said = [
             f"Head {head} matters most: without it the {metric} {verb} by {size}.",
-            f"Of {len(table)} heads of {self.meta['model'] or 'the model'} on {counted}, "
-            f"{(shown['drop'] > 0).sum()} are shown to help and {(shown['drop'] < 0).sum()} to "
-            "harm.",
+            f"Of {len(table)} heads{' that were ablated' * ('exact' in every)} of "
+            f"{self.meta['model'] or 'the model'} on {counted}, {(shown['drop'] > 0).sum()} are "
+            f"shown to help and {(shown['drop'] < 0).sum()} to harm.",
         ]
         if not len(shown):
             said = [
@@ -173,7 +187,13 @@ class HeadAblation(Result):
 
 @in_full_precision
 def ablate_heads(
-    model: HookedModel, data: Data, *, how: str = "mean", metric: str = "loss", **run: Unpack[Run]
+    model: HookedModel,
+    data: Data,
+    *,
+    how: str = "mean",
+    metric: str = "loss",
+    screen: int | None = None,
+    **run: Unpack[Run],
 ) -> Perhaps[HeadAblation]:
     """Returns how much worse a model answers if one head at a time is ablated.
 
@@ -189,6 +209,8 @@ def ablate_heads(
             position, which a first pass measures; or zero.
         metric: loss, the cross-entropy in nats, of the label or of the next token (mean over a
             window); or accuracy, the share of right answers.
+        screen: How many heads to ablate: those with the largest first-order effect on the loss, the
+            derivative with respect to the head's output times its change. Default: all.
         run: As in `ci.sweep`. With "mean", a shard returns None while the means of other shards are
             missing; run it again to continue.
 
@@ -200,7 +222,7 @@ def ablate_heads(
             missing or not classes of the model, for an unknown how or metric, and as `ci.sweep`
             does.
     """
-    return ask(AblateHeads(how, metric), model, data, run_options(ablate_heads, run))
+    return ask(AblateHeads(how, metric, screen), model, data, run_options(ablate_heads, run))
 
 
 @dataclass(frozen=True)
@@ -209,6 +231,7 @@ class AblateHeads(Question):
 
     how: str = "mean"
     metric: str = "loss"
+    screen: int | None = None
     loss: Loss = field(default=cast(Loss, None), repr=False)
     result = HeadAblation
 
@@ -216,6 +239,10 @@ class AblateHeads(Question):
         """Refuses what cannot be asked, and fills in what model and samples decide."""
         checks.one_of("how", self.how, ("mean", "zero"))
         checks.one_of("metric", self.metric, ("loss", "accuracy"))
+        if self.screen is not None:
+            checks.count("screen", self.screen)
+            if self.metric == "accuracy":
+                raise ValueError("accuracy has no first order: give screen=None, or metric='loss'.")
         check_logits(model, "ablate_heads")
         return replace(self, loss=true_loss(model, samples))
 
@@ -225,8 +252,22 @@ class AblateHeads(Question):
         if self.how == "mean":
             sums = yield Pass("means", _sums, {"means": added("sums", "layer", "pos")})
             means = _means(sums["means"], run.model)
+        heads = list(product(range(run.model.cfg.n_layers), range(run.model.cfg.n_heads)))
         measure = partial(_of_chunk, loss=self.loss, metric=self.metric, means=means)
-        return (yield Pass("heads", measure, HeadAblation.STORED))
+        if self.screen is None:
+            return (yield Pass("heads", partial(measure, heads=heads), HeadAblation.STORED))
+        slopes = partial(_slopes, loss=self.loss, means=means)
+        first = (yield Pass("slopes", slopes, HeadAblation.STORED))["samples"]
+        mean_slope = first.groupby(["layer", "head"])["ablated"].mean().abs()
+        chosen = sorted(mean_slope.nlargest(self.screen).index)
+        tables = yield Pass("heads", partial(measure, heads=chosen), HeadAblation.STORED)
+        base = tables["base"].set_index("sample")["base"]
+        first["ablated"] += first["sample"].map(base)
+        first = first[~pd.MultiIndex.from_frame(first[["layer", "head"]]).isin(chosen)]
+        rows = pd.concat([tables["samples"].assign(exact=True), first.assign(exact=False)])
+        return tables | {
+            "samples": rows.sort_values(["sample", "layer", "head"], ignore_index=True)
+        }
 
 
 def _sums(chunk: Chunk) -> Tables:
@@ -267,30 +308,63 @@ def _means(table: Any, model: HookedModel) -> list[Means]:
 
 
 @torch.no_grad()
-def _of_chunk(chunk: Chunk, loss: Loss, metric: str, means: Sequence[Means] | None) -> Tables:
-    """Returns the tables "samples" and "base". means: None means zero ablation."""
+def _of_chunk(
+    chunk: Chunk,
+    loss: Loss,
+    metric: str,
+    means: Sequence[Means] | None,
+    heads: Sequence[tuple[int, int]],
+) -> Tables:
+    """Returns the tables "samples" and "base" of some heads. means: None means zero ablation."""
     model, parts = chunk.model, {"samples": [], "base": []}
-    layers, heads = range(model.cfg.n_layers), range(model.cfg.n_heads)
+    layers = sorted({layer for layer, _ in heads})
     names = [full_name(point, layer) for layer in layers for point in (_Z, _STREAM)]
     for batch in chunk.batches():
         for inputs, own in pieces(model, batch.inputs, range(batch.start, batch.last + 1)):
             logits, cache = model.run_with_cache(inputs, names_filter=names)
             right, ablated = loss.right_answers(logits, inputs, own), []
             parts["base"].append(every_entry("base", _metric(metric, logits, right), sample=own))
-            for layer, head in product(layers, heads):
+            for layer, head in heads:
                 z, stream = (cache[full_name(point, layer)] for point in (_Z, _STREAM))
-                change = -z[:, :, head]
-                if means is not None:
-                    change = change + means[layer][: z.shape[1], head]
+                change = _change(z, layer, means)[:, :, head]
                 block: Any = model.blocks[layer]
                 stream = stream + change @ block.attn.W_O[head]
                 logits = after_attention(model, layer, stream, inputs)
                 ablated.append(_metric(metric, logits, right))
-            table = np.stack(ablated, axis=1)
+            rows = every_entry("ablated", np.stack(ablated, axis=1), sample=own, place=heads)
+            places = pd.DataFrame(rows.pop("place").tolist(), columns=["layer", "head"])
             parts["samples"].append(
-                every_entry("ablated", table, sample=own, layer=layers, head=heads)
+                pd.concat([rows[["sample"]], places, rows[["ablated"]]], axis=1)
             )
     return joined(parts)
+
+
+def _slopes(chunk: Chunk, loss: Loss, means: Sequence[Means] | None) -> Tables:
+    """Returns what each head's ablation adds to the loss to first order, as the table "samples"."""
+    model, parts = chunk.model, {"samples": []}
+    layers, heads = range(model.cfg.n_layers), range(model.cfg.n_heads)
+    for batch in chunk.batches():
+        for inputs, own in pieces(model, batch.inputs, range(batch.start, batch.last + 1)):
+            points = [full_name(_Z, layer) for layer in layers]
+            logits, held = with_gradients(model, inputs, points)
+            right = loss.right_answers(logits, inputs, own)
+            outputs = [held[point] for point in points]
+            found = torch.autograd.grad(losses(logits, right).sum(), outputs)
+            steps = [
+                (slope * _change(z.detach(), layer, means)).sum(dim=(1, 3))  # [sample, head]
+                for layer, (z, slope) in enumerate(zip(outputs, found, strict=True))
+            ]
+            table = torch.stack(steps, dim=1).double().cpu()
+            axes = {"sample": own, "layer": layers, "head": heads}
+            parts["samples"].append(every_entry("ablated", table, **axes))
+    return joined(parts)
+
+
+def _change(
+    z: Float[Tensor, "sample pos head d_head"], layer: int, means: Sequence[Means] | None
+) -> Float[Tensor, "sample pos head d_head"]:
+    """Returns how ablation changes the output of the heads of a layer."""
+    return -z if means is None else means[layer][: z.shape[1]] - z
 
 
 def _metric(metric: str, logits: Tensor, answers: Tensor) -> Float[np.ndarray, "sample"]:

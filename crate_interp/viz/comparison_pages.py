@@ -155,11 +155,13 @@ def _map(result: HeadAblation, explorer: str | None) -> list[list[dict[str, Any]
     def cell(layer: int, head: int) -> dict[str, Any]:
         row = table.loc[layer, head]
         ends = result.interval_words(row["low"], row["high"])
+        guessed = not row.get("exact", True)
+        about = "\u2248" if guessed else ""
         return {
-            "text": f"{row['drop']:+.2g}",
-            "note": f"L{layer}H{head}: {row['drop']:+.3g} ({ends})",
+            "text": f"{about}{row['drop']:+.2g}",
+            "note": f"L{layer}H{head}: {row['drop']:+.3g} ({'first order' if guessed else ends})",
             "link": f"{explorer}#layer={layer}&head={head}" if explorer else "",
-            "mark": "" if row["p"] <= LEVEL else "faint",
+            "mark": "" if guessed or row["p"] <= LEVEL else "faint",
         }
 
     return heat_map(SIGNED(0.5 + 0.5 * drops / most), cell)

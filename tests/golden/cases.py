@@ -188,6 +188,7 @@ def _options() -> Iterator[Case]:
     yield streamed("linear_probe", "crate", pool="mean", test=0.4, seed=3)
     yield streamed("linear_probe", "crate", labels=FORTY[:N], test=0.4)
     yield streamed("ablate_heads", "crate", how="zero", metric="accuracy")
+    yield streamed("ablate_heads", "crate", screen=4)
     yield streamed("surgery", "crate", replacements=["gradient", 1], seed=1, eps=0.3)
     yield streamed("surgery", "crate", labels=FORTY[:N])
     yield streamed("circuits.composition", "crate", role="k", seed=1)

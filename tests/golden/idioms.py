@@ -124,7 +124,7 @@ segment crate-tiny-pictures --data embedded:pictures --limit 4 --mass 0.5 --frac
 atoms {m} --data {d} --limit 4 --top 2 --coactivation --out {out}
 atlas {m} --data {d} --limit 4 --top 2 --ablate 2 --out {out}
 ablate {m} --data {d} --limit 4 --how zero --metric accuracy --head L1H0 --out {out}
-ablate {m} --data {d} --limit 4 --address runs/mine --out {out}
+ablate {m} --data {d} --limit 4 --screen 3 --address runs/mine --out {out}
 concentration {m} --data {d} --limit 12 --k 2 --k 4 --point stream --rotations 2 --untrained 0 \
 --out {out}
 explore {m} --image {picture} --out {out}
