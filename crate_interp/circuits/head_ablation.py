@@ -47,7 +47,7 @@ Means = Float[Tensor, "pos head d_head"]
 
 def _heads(result: Result) -> pd.DataFrame:
     base, table = result.table("base").set_index("sample")["base"], result.table("samples")
-    exact = table["exact"] if "exact" in table else table["sample"] >= 0
+    exact: Any = table["exact"] if "exact" in table else table["sample"] >= 0
     wide: Any = table.pivot(index="sample", columns=["layer", "head"], values="ablated")
     worse = 1 if result.meta["settings"]["metric"] == "loss" else -1
     ablated, whole = wide.to_numpy(float), base.loc[wide.index].to_numpy(float)[:, None]
