@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
+from crate_interp.core.device_waits import holds_somewhere
 from crate_interp.measures import checks
 from crate_interp.measures.checks import Bases, Code, HeadCodes, Tokens
 
@@ -297,12 +298,14 @@ def _half_logdet(
     if x.dtype == torch.float64:
         return _half_logdet64(x, scale, FLOAT64_LIMIT)
     rate, doubtful = _cholesky_rate(x.float(), scale, FLOAT32_LIMIT)
+    if not holds_somewhere(doubtful):
+        return rate.to(x.dtype)
     rows = doubtful.any(dim=-1).nonzero()[:, 0]
-    if len(rows) and rate.requires_grad:
+    if rate.requires_grad:
         # recomputes all samples, because a failed factorisation would spoil the gradients of the
         # other samples
         rate = _half_logdet64(again(torch.arange(len(x), device=x.device)), scale, REDONE_LIMIT)
-    elif len(rows):
+    else:
         rate[rows] = _half_logdet64(again(rows), scale, REDONE_LIMIT).float()
     return rate.to(x.dtype)
 
@@ -311,7 +314,7 @@ def _half_logdet64(
     x: Float[Tensor, "samples heads rows columns"], scale: float, limit: float
 ) -> Float[Tensor, "samples heads"]:
     rate, doubtful = _cholesky_rate(x, scale, limit)
-    if not doubtful.any():
+    if not holds_somewhere(doubtful):
         return rate
     if rate.requires_grad:  # a failed factorisation would spoil other samples' gradients
         rate, _ = _cholesky_rate(x.where(~doubtful[..., None, None], 0.0), scale, limit)

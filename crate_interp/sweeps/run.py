@@ -12,6 +12,7 @@ from torch import Tensor
 
 from crate_hooks import full_name
 from crate_interp.core import checks
+from crate_interp.core.device_waits import hoping
 from crate_interp.core.pictures import Undecodable
 from crate_interp.core.run_options import Run, RunOptions, run_options
 from crate_interp.data import Data, Samples, forms
@@ -164,7 +165,7 @@ def _measured(chunk: batches.Chunk, probes: list[Probe], controls: int) -> Table
                 controlled = merged_controls(controlled, more, {})
             else:
                 untrained = None  # frees the twin's memory for the remaining batches
-                numbers = measuring.measure_batch(*how)
+                numbers = hoping(partial(measuring.measure_batch, *how), batch.inputs)
             tally.add(numbers, probes, batch.start)
     if weight_mark(chunk.model) != mark:
         where = f"samples {samples.start} to {samples.start + samples.n - 1}"
