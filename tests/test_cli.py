@@ -287,7 +287,7 @@ def test_long_work_says_after_its_first_chunk_what_is_left(pictures, tmp_path, m
         ci.sweep(model, data, out=out, **options)
         lines = [line for line in capsys.readouterr().err.splitlines() if "more chunks" in line]
         assert len(lines) == 1 and "sweep: 3 more chunks, about 75 s." in lines[0]  # 30 s for 2
-        assert ("the same command goes on" in lines[0]) == (out is not None)
+        assert ("the same command continues it" in lines[0]) == (out is not None)
     ci.sweep(model, data[:4], **options)  # 30 s are left
     assert "more chunks" not in capsys.readouterr().err
 

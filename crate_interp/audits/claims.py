@@ -292,7 +292,7 @@ BESIDE: dict[str, str] = {
 NULLS: dict[str, Null] = {
     "shuffled": Null(
         "the update of another token of the sample (CLS keeps its own), mean of 8 draws at the "
-        "main eps with U as stored and all tokens, of 2 in all other settings",
+        "main eps with U as stored and all tokens, of 2 draws in other settings",
         "a shuffled update",
     ),
     "negated": Null("the update with the opposite sign"),

@@ -133,8 +133,8 @@ class HeadAblation(Result):
         if not len(shown):
             said = [
                 f"No head of {self.meta['model'] or 'the model'} is shown to matter on {counted}.",
-                f"The largest effect, that of {head}, may be chance (p {best['p']:.2g} over all "
-                "heads).",
+                f"The effect of {head} is the largest, but may be chance (p {best['p']:.2g} over "
+                "all heads).",
             ]
         ends = self.interval_words(best["low"], best["high"], before="by itself ")
         said += [
@@ -155,7 +155,8 @@ class HeadAblation(Result):
         if even in (0, 1) or (base <= even if metric == "loss" else base >= even):
             return []
         return [
-            f"The model answers worse than by chance: {metric} {base:.3g}, by chance {even:.3g}.",
+            f"The model answers worse than by chance: its {metric} is {base:.3g} (by chance "
+            f"{even:.3g}).",
             "Check the order of the labels and how inputs are prepared.",
         ]
 

@@ -107,7 +107,8 @@ def compare(request: Request, a: Annotated[str, _SIDE], b: Annotated[str, _SIDE]
     options = {"names": (name, other), "out": request.out, **request.options}
     result = ci.compare(one, two, request.data, **options)
     sides = ", ".join(f"{side}: {result.meta[side]['name']}" for side in "ab")
-    signs = "+ a is higher, - a is lower, o as untrained networks differ, ? can't tell, . no test."
+    signs = "+ a is higher, - a is lower, o untrained networks may differ as much, ? can't tell, "
+    signs += ". no test."
     request.show(result, ci.viz.compare_page, f"{sides}. {signs}\n{result.text()}")
 
 

@@ -174,7 +174,9 @@ class Request:
     dtype: Annotated[str | None, f"{', '.join(DTYPES)}. Default: float32."] = None
     threads: Annotated[int | None, "Threads of torch in each process."] = None
     verbose: Annotated[bool, "Print what each column means, and further tables."] = False
-    dry_run: Annotated[bool, "Measure one chunk, say what the whole would take, and stop."] = False
+    dry_run: Annotated[bool, "Measure one chunk, say how long the whole would take, and stop."] = (
+        False
+    )
     address: Annotated[str | None, "A Ray cluster, such as auto. Default: start one here."] = None
     restart: Annotated[bool, "Start over; remove the earlier chunks."] = False
     format: Annotated[str | None, "Print the main table as csv or markdown."] = None

@@ -115,11 +115,11 @@ _MEMBERSHIP: dict[str, Statistic] = {
         "How many subspaces a token effectively belongs to, 1 / sum pi^2, mean over tokens.",
     ),
     "share_head": Statistic(
-        "Share of tokens a subspace holds", "1 / K if all hold as many", "share of tokens", 0.0,
+        "Share of tokens a subspace holds", "1 / K if all hold the same", "share of tokens", 0.0,
         1.0, "Mean membership of the tokens in each subspace.",
     ),
     "balance": Statistic(
-        "Balance of the subspaces", "1 if all hold as many tokens", "", 0.0, 1.0,
+        "Balance of the subspaces", "1 if all hold the same share", "", 0.0, 1.0,
         "Entropy of the subspaces' shares of the tokens, divided by ln K.",
     ),
     "bound_pre": Statistic(
@@ -128,7 +128,7 @@ _MEMBERSHIP: dict[str, Statistic] = {
     ),
     "bound_mid": Statistic(
         "Bound of R^c after attention", "lower is more compressed", "nats per token", 0.0, None,
-        _BOUND.format(z="Z^{l+1/2}, after attention, with the memberships of before"),
+        _BOUND.format(z="Z^{l+1/2}, after attention, with the memberships before it"),
         column="bound after",
     ),
 }  # fmt: skip
@@ -200,7 +200,7 @@ _REPRESENTATIVES: dict[str, Statistic] = {
     "rate_mid": Statistic(
         "Rate of representatives after attention", "lower is more compressed",
         "nats per representative", 0.0, None,
-        _RATE.format(z="Z^{l+1/2}, after attention, with the contraction of before"),
+        _RATE.format(z="Z^{l+1/2}, after attention, with the contraction before it"),
         column="rate after",
     ),
 }  # fmt: skip

@@ -13,7 +13,7 @@ from crate_interp.results.statistic import Statistic
 _STATISTICS: dict[str, Statistic] = {
     "zero_fraction": Statistic(
         "Zeros in the code", "higher is sparser", "share of entries", 0.0, 1.0,
-        "Share of exact zeros in the code, mean over tokens; a ReLU of noise leaves half.",
+        "Share of exact zeros in the code, mean over tokens; after a ReLU of noise it is half.",
         column="zeros",
     ),
     "l1": Statistic(

@@ -98,7 +98,7 @@ def timed(
             )
         elif first and whole - took > _LONG:
             words = f"{work.step.name}: {count - 1} more chunks, about {_short(whole - took)}."
-            words += " If it stops, the same command goes on." * keeps
+            words += " If it stops, the same command continues it." * keeps
             note(f"{words} {_crowded()}".rstrip())
         first = False
         yield task, tables

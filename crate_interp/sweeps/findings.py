@@ -200,7 +200,10 @@ def instead_of_u(result: "SweepResult") -> str:
         return ""
     shared = role != "query" and config["value_heads"] != config["n_heads"]
     each = "group of heads" if shared else "head"
-    return f"U_k is the {role} map of each {each}: a choice, as this network ties none of its maps."
+    return (
+        f"We chose the {role} map of each {each} as U_k, because this network ties none of its "
+        "maps."
+    )
 
 
 def beginning(names: Sequence[str]) -> list[str]:

@@ -213,7 +213,7 @@ def padding_of(
         known = torch.ones_like(real[:, :length]) if before is None else before
         if not torch.equal(real[:, :length], known):
             raise ValueError(
-                "attention_mask differs from that of the past: repeat it, or give none."
+                "attention_mask differs from the mask of the past: repeat it, or give no mask."
             )
         if before is None and bool(real.all()):
             return None  # so that bits and cost are the same as without a mask
