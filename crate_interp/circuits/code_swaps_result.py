@@ -159,15 +159,16 @@ class Concentration(Result):
         return (
             "share: how much of the gap of logits between the two answers of a pair moves if k "
             "nodes (token, coordinate) take the donor's values, a ratio of sums over n pairs. "
-            "carried: 1 minus the part of the gap that is left; 1 is best.\n"
+            "carried: 1 minus the share of the gap that is left, short of the donor or beyond; 1 "
+            "is best.\n"
             "basis: native are the axes of the code itself, pca the principal axes of the layer's "
             f"tokens (fitted on {tokens:,} tokens), rotated the mean of {settings['rotations']} "
             "random rotations. untrained: the mean share of networks with random weights.\n"
             "difference: what native axes carry minus what versus carries, on the same pairs. low "
-            "to high: 95 % intervals over pairs and, for rotated axes, rotations. p: of no difference, adjusted for all "
-            "layers and k (Holm). ratio: of shares, native / versus. untrained: this ratio in "
-            "networks with random weights. learned: ratio / untrained, with an interval and p over "
-            "pairs and networks."
+            "to high: 95 % intervals over pairs and, for rotated axes, rotations. p: of no "
+            "difference, adjusted for all layers and k (Holm). ratio: the share of native axes "
+            "over the share of versus. untrained: this ratio in networks with random weights. "
+            "learned: ratio / untrained, with an interval and p over pairs and networks."
         )
 
     def sentences(self) -> list[str]:
