@@ -254,7 +254,7 @@ def test_planted_changes_are_found_and_told_apart(result):
     rows = {row.title: "".join(sign.mark for sign in row.signs) for row in strip(one, [])}
     assert rows == {
         "R^c of the stream falls at attention": "+\N{MINUS SIGN}?",
-        "Authors' R^c is lower than a layer before": ".+\N{MINUS SIGN}",
+        "Authors' R^c is lower than in the layer before": ".+\N{MINUS SIGN}",
     }
     assert "19.6" not in first  # lower than both ends, by less than .05 of what lies between
 

@@ -120,7 +120,7 @@ def test_averaged_weights_beside_plain_ones(key, tmp_path):
     loads(both, tmp_path, named, flat=prefix)
     loads(both, tmp_path, model=OTHER, weights="ema", flat=prefix)
     alone = under(key, AVERAGED) if prefix else {key: AVERAGED}
-    named = f"the averaged weights under '{key.rstrip('.')}' are taken: there are no others."
+    named = f"the averaged weights under '{key.rstrip('.')}' are taken: the file has no others."
     loads(alone, tmp_path, named, model=OTHER, flat=prefix)
 
 

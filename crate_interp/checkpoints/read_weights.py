@@ -159,7 +159,7 @@ def read_content(path: Path) -> object:
             return _read_zip(path)
         if head.startswith(_OLD_TORCH):
             return _read_torch(path, mmap=False)
-        raise ValueError("it begins as none of them")
+        raise ValueError("its first bytes fit none of them")
     except CheckpointError:
         raise
     except pickle.UnpicklingError as error:

@@ -185,7 +185,7 @@ class Concentration(Result):
         return [
             f"Swapping {self.middle} nodes of the code for a donor's carries {own.min():.0%} to "
             f"{own.max():.0%} of the gap between two answers.",
-            f"Random axes carry {null.min():.0%} to {null.max():.0%} of it. They carry less in "
+            f"Random axes carry {null.min():.0%} to {null.max():.0%} of the gap: less in "
             f"{layers[KEPT]} of {len(own)} layers, and more in {layers[BROKEN]}.",
             f"A layer of {self.meta['model'] or 'the model'} has "
             f"{(points['tokens'] * points['width']).max():,} (token, coordinate) nodes, measured "

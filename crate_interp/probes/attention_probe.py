@@ -101,14 +101,14 @@ def _measure(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
 
 
 _BOUND = (
-    "Upper bound of R^c at the layer's memberships, of {z}, sum of heads: what ToST's attention is "
-    "to lower."
+    "Upper bound of R^c at the layer's memberships, of {z}, sum of heads; ToST's attention "
+    "should lower it."
 )
 _MEMBERSHIP: dict[str, Statistic] = {
     "token_entropy": Statistic(
         "Entropy of a token's membership", "lower belongs to fewer subspaces", "nats", 0.0, None,
-        "Entropy of membership over subspaces, mean over tokens: 0 in one subspace, ln K evenly in "
-        "all.",
+        "Entropy of membership over subspaces, mean over tokens: 0 for one subspace, ln K if "
+        "even over all.",
     ),
     "subspaces": Statistic(
         "Subspaces a token belongs to", "lower belongs to fewer subspaces", "subspaces", 1.0, None,
@@ -179,7 +179,7 @@ def _measure_membership(block: Block, acts: Acts, eps: float, tokens: Tokens) ->
     return answer
 
 
-_RATE = "Rate of the representatives in the subspaces, of {z}, sum of heads: what CBSA is to lower."
+_RATE = "Rate of the representatives in the subspaces, of {z}, sum of heads; CBSA should lower it."
 _REPRESENTATIVES: dict[str, Statistic] = {
     "in_use": Statistic(
         "Representatives that read different tokens", "64 if no two read the same",

@@ -211,7 +211,7 @@ class InFolder(InMemory):
                 if block is None:
                     aside = path.with_name(f"{path.name}.{digest(path)[7:19]}.damaged")
                     os.replace(path, aside)
-                    note(f"{path}: damaged, and measured again. It is kept as {aside.name}.")
+                    note(f"{path} was damaged and is measured again; it is kept as {aside.name}.")
                 else:
                     found.append(block)
         for block in sorted(found, key=lambda one: (-one.count, one.first)):

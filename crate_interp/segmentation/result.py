@@ -196,8 +196,8 @@ class SegmentResult(Result):
         blind = constants.set_index("sample").loc[images["sample"], columns[guess]]
         score = images["score"].to_numpy()
         return (
-            f"it beats {BLIND[guess]} in {(score > blind.to_numpy()).sum()} of {len(score)} images "
-            f"and misses the object entirely in {(score == 0).sum()}"
+            f"The head beats {BLIND[guess]} in {(score > blind.to_numpy()).sum()} of {len(score)} "
+            f"images and misses the object entirely in {(score == 0).sum()}"
         )
 
     def sentences(self) -> list[str]:
@@ -210,7 +210,7 @@ class SegmentResult(Result):
         return [
             f"{self.verdict()}.",
             f"The best blind guess, {BLIND[blind]}, scores {row[blind]:.3f}.",
-            f"The head's score, {ends}: {self.worth()}.",
+            f"Interval of the head's score: {ends}. {self.worth()}.",
             f"For comparison, {self.against()}. Chance: {', '.join(chance)}.",
         ]
 

@@ -170,7 +170,7 @@ def path(values: Sequence[float], first: int) -> str:
     far = int(np.argmax(beyond))
     if beyond[far] > _BACK * (high - low):
         kind = "lowest" if values[far] < start else "highest"
-        return f"goes {where}, with its {kind}, {values[far]:.4g}, in layer {first + far}"
+        return f"goes {where}, with its {kind} value, {values[far]:.4g}, in layer {first + far}"
     return f"{'falls' if end < start else 'rises' if end > start else 'stays,'} {where}"
 
 
@@ -238,7 +238,7 @@ def strip(
         )
         for of, rate in enumerate(_RATES)
     }
-    measures["Authors' R^c is lower than a layer before"] = along_layers
+    measures["Authors' R^c is lower than in the layer before"] = along_layers
     rows = []
     for words, measure in measures.items():
         change = measure(result)

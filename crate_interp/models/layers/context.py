@@ -202,7 +202,7 @@ def padding_of(
     if mask.shape != (batch, length + n_new):
         raise ValueError(
             f"attention_mask has shape {list(mask.shape)}: give shape [{batch}, {length + n_new}], "
-            "which says what tokens are padding, first of the past, and not what a token sees."
+            "1 for tokens and 0 for padding, past tokens first. It does not say what a token sees."
         )
     real = mask.to(device).bool()
     if readable(mask):
