@@ -307,7 +307,7 @@ def test_a_dry_run_measures_a_chunk_of_each_stage_and_writes_nothing(verb, tmp_p
     chunked = verb not in ("report", "compare")  # they sweep, a chunk at a time
     done = run(*words, *(["--chunk-size", "4"] if chunked else []))
     assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stderr.splitlines() if "all take about" in line]
+    lines = [line for line in done.stderr.splitlines() if "all chunks take about" in line]
     assert len(lines) == STAGES.get(verb, 1), done.stderr
     size = "chunk of 4 images took" if chunked else "chunk of 9 images took"
     assert all(size in line and f" of {3 if chunked else 1}, so" in line for line in lines)

@@ -88,7 +88,9 @@ class HeadAblation(Result):
         """Returns why this result does not merge, or "" if it does."""
         if self.meta["settings"]["how"] == "zero":
             return ""
-        return "mean ablation takes the mean over all samples: use all at once, or how='zero'."
+        return (
+            "mean ablation takes the mean over all samples: use all samples at once, or how='zero'."
+        )
 
     def heads(self) -> pd.DataFrame:
         """Returns a row per layer and head.

@@ -91,7 +91,7 @@ def timed(
         plan = _dry.get()
         if plan is not None:
             plan.append(whole)
-            all_take = f" of {count}, so all take about {_short(whole)}" if todo else ""
+            all_take = f" of {count}, so all chunks take about {_short(whole)}" if todo else ""
             note(
                 f"{work.step.name}: the first chunk of {done} {work.model.unit} took "
                 f"{_short(took)}{all_take}."
