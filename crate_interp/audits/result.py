@@ -347,8 +347,8 @@ class AuditResult(Result):
         rows = rows[(rows["number"] == "compresses") & (rows["frame"] == "read")]
         falls, beyond = (rows["high"] < 0).sum(), (rows["verdict"] == verdicts.KEPT).sum()
         doubt = (
-            f"On the tokens as layers read them it falls in {falls} layers, and in {beyond} by "
-            "more than with shuffled updates and random output maps."
+            f"On the tokens as layers read them, {goal} falls in {falls} layers, and in {beyond} "
+            "by more than with shuffled updates and random output maps."
         )
         if not rows["gain"].notna().any():
             doubt = "No random weights were measured here, so we can compare no layer with them."
