@@ -287,7 +287,7 @@ def test_long_work_says_after_its_first_chunk_what_is_left(pictures, tmp_path, m
         ci.sweep(model, data, out=out, **options)
         lines = [line for line in capsys.readouterr().err.splitlines() if "more chunks" in line]
         assert len(lines) == 1 and "sweep: 3 more chunks, about 75 s." in lines[0]  # 30 s for 2
-        assert ("the same command goes on" in lines[0]) == (out is not None)
+        assert ("the same command continues it" in lines[0]) == (out is not None)
     ci.sweep(model, data[:4], **options)  # 30 s are left
     assert "more chunks" not in capsys.readouterr().err
 
@@ -307,7 +307,7 @@ def test_a_dry_run_measures_a_chunk_of_each_stage_and_writes_nothing(verb, tmp_p
     chunked = verb not in ("report", "compare")  # they sweep, a chunk at a time
     done = run(*words, *(["--chunk-size", "4"] if chunked else []))
     assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stderr.splitlines() if "all take about" in line]
+    lines = [line for line in done.stderr.splitlines() if "all chunks take about" in line]
     assert len(lines) == STAGES.get(verb, 1), done.stderr
     size = "chunk of 4 images took" if chunked else "chunk of 9 images took"
     assert all(size in line and f" of {3 if chunked else 1}, so" in line for line in lines)

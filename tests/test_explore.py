@@ -104,7 +104,7 @@ def test_attention_that_is_not_of_the_codes_is_stored():
     assert "Attention (layers: 0) is stored" in page.html()
     sees = [(cache["pattern", layer][0] > 0).sum(-1).max().item() for layer in range(LAYERS)]
     assert data_of(page)["sees"] == sees == [7, 13, 13]
-    assert "(layers: 0) it sees only itself and the 6 tokens before it." in page.html()
+    assert "(layers: 0) a token sees only itself and the 6 tokens before it." in page.html()
 
 
 def test_the_answer_atoms_masks_and_components_are_those_of_the_library(cache, images):

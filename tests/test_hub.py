@@ -143,7 +143,7 @@ def test_what_is_missing(table, hub, tmp_path):
         ("the Hub has no repo 'no/body'", "no/body", dict(file="x.pth")),
         ("has no file 'x.pth'", REPO, dict(file="x.pth")),
         ("has no revision 'v9'", REPO, dict(file=FILE, revision="v9")),
-        ("has no config.json: name a weight file", "some/one", {}),
+        ("has no config.json: name one of its weight files", "some/one", {}),
         ("cannot download a b/c", "a b/c", dict(file="x")),
         *(("is not a path inside a repo", REPO, dict(file=f)) for f in ("../x", "/etc/x", "..\\b")),
     ):

@@ -83,7 +83,7 @@ CONTRADICTED = {
     "family='vit' has no known layout: give one of 'crate'": {"family": "vit"},
 }
 UNKNOWN = {  # first words -> a source, and what is given beside it
-    "is no file, no folder, no known model .* Did you mean crate-tiny-fashion": "crate-tiny-fashon",
+    "is not a file, folder, known model .* Did you mean crate-tiny-fashion": "crate-tiny-fashon",
     "has several files: give one of them, .* torch/crate_alpha_B16.pth": "UCSC-VLAA/CRATE-alpha",
     "is not on the Hub: download it from https://drive.google": "crate-small-imagenet1k",
     "what its files hold, .* is not known. Give a file of the repo": "youyou321-crate",

@@ -266,7 +266,7 @@ def test_what_is_no_weight_file(tmp_path):
         (tmp_path / "w").write_bytes(content)
         fails(match, tmp_path / "w")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    fails("is no file, no folder", tmp_path / "loop")
+    fails("is not a file, folder", tmp_path / "loop")
     os.mkfifo(tmp_path / "pipe")
     fails("is not a readable checkpoint.* pipe", tmp_path / "pipe")
     fails("is not a readable checkpoint.* device", "/dev/zero")

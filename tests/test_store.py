@@ -117,7 +117,7 @@ def test_what_is_refused(net, stored, tmp_path):
     refuses("the store is of .* other weights", lambda: ci.sweep(make(seed=1), stored, **QUIET))
     refuses("a part of a store", lambda: ci.sweep(net, stored.select(range(4)), **QUIET))
     refuses("a part of a store", lambda: ci.sweep(net, stored.shuffle(seed=0), **QUIET))
-    words = "only ci.sweep and ci.linear_probe take a store: give the data"
+    words = "only ci.sweep and ci.linear_probe take a store: give the store's data"
     refuses(words, lambda: ci.audit(net, stored, progress=False))
     with pytest.raises(ValueError, match="Leave out forward="):
         ci.sweep(net, stored, forward=lambda model, batch: model(batch), **QUIET)

@@ -55,7 +55,7 @@ def test_labels_are_texts_without_controls():
     many = [f"class {number}" for number in range(21_841)]
     assert len(config(n_classes=21_841, labels=many).labels) == 21_841
     for bad in (*NO_TEXT, "\ud800", "a\nb", "cat\n", "\x1b[31m", "a\u202eb", "x" * 1001, None):
-        with pytest.raises(ValueError, match="is no name") as caught:
+        with pytest.raises(ValueError, match="is not a name") as caught:
             config(n_classes=2, labels=["fine", bad])
         assert is_plain(str(caught.value), 500)
 

@@ -183,7 +183,7 @@ CLAIMS: dict[str, Claim] = {
                 top=0.0,
             ),
             "kkt": _beside_random_d(
-                "KKT", "KKT residual of the code divided by that of the start", high=0.1, top=0.0,
+                "KKT", "KKT residual of the code divided by the start's", high=0.1, top=0.0,
             ),
         },
     ),
@@ -285,14 +285,14 @@ BESIDE: dict[str, str] = {
     "zeros_without_threshold": "the share of zeros with lambda = 0",
     "zeros_without_norm": "the share of zeros if the step reads Z^{l+1/2} without LayerNorm",
     "best_scaled": "|LN(Z^{l+1/2}) - c D code| / |LN(Z^{l+1/2})| at the best c",
-    "unsolved": "KKT residual of the computed solution divided by that of the start: how well the "
+    "unsolved": "KKT residual of the computed solution divided by the start's: how well the "
     "lasso was solved",
 }
 
 NULLS: dict[str, Null] = {
     "shuffled": Null(
         "the update of another token of the sample (CLS keeps its own), mean of 8 draws at the "
-        "main eps with U as stored and all tokens, of 2 in all other settings",
+        "main eps with U as stored and all tokens, of 2 draws in other settings",
         "a shuffled update",
     ),
     "negated": Null("the update with the opposite sign"),

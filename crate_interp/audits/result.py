@@ -153,16 +153,17 @@ def legend(result: Result) -> str:
     """Returns the meaning of signs, columns and rows of `AuditResult.text()`, as lines of text."""
     lines = [
         "layers: a sign for each layer. + yes, - no, ~ depends on the scaling, ? can't tell, c "
-        "can't tell: an ideal layer misses the bound too, . not applicable.",
-        "A number is kept if its 95 % interval lies within its bounds and it is better than its "
-        "null and than a random D or W_O in the layer's place. It is broken if it lies outside its "
-        "bounds or is worse than its null. For example, the lasso may fall, but less than with a "
-        "random D. The comparison with a random D uses an interval over draws.",
-        "wanted: the bounds of the value. value: lowest to highest mean over layers and frames"
+        "can't tell (an ideal layer misses the bound too), . not applicable.",
+        "A number is kept (yes) if its 95 % interval lies within its bounds and it is better than "
+        "its random baseline, and than a random D or W_O in the layer's place. It is broken (no) "
+        "if it lies outside its bounds or is worse than its baseline. For example, the lasso may "
+        "fall, but less than with a random D. The comparison with a random D uses an interval over "
+        "draws.",
+        "wanted: the bounds of the value. value: lowest to highest mean over layers and scalings"
         f", at eps {result.meta['settings']['eps']:g}. untrained: the value of random networks.",
         tokens_of(result),
         "",
-        "Each row with its name in `claims()` and `table()`, and its numbers:",
+        "The rows, their names in `claims()` and `table()`, and their numbers:",
     ]
     for name, claim in CLAIMS.items():
         lines.append(f"{claim.short} ({name}): {claim.says}")
@@ -177,8 +178,8 @@ def tokens_of(result: Result) -> str:
     tokens: Any = result.table("cells")["tokens"]
     some = ", ".join(sorted({*tokens[tokens.str.contains(_SOME)]}))
     solved = (
-        " What needs the solution of the lasso, and all that is compared with it, are measured on "
-        f"{some} tokens of each sample, evenly spaced."
+        " Numbers that need the solution of the lasso, and numbers compared with them, are "
+        f"measured on {some} tokens of each sample, evenly spaced."
     )
     return f"The sparse step is measured on all tokens of each sample.{solved if some else ''}"
 
@@ -346,13 +347,11 @@ class AuditResult(Result):
         rows = rows[(rows["number"] == "compresses") & (rows["frame"] == "read")]
         falls, beyond = (rows["high"] < 0).sum(), (rows["verdict"] == verdicts.KEPT).sum()
         doubt = (
-            f"As the layers read the tokens it falls in {falls}, and in {beyond} by more than with "
-            "shuffled updates and random output maps."
+            f"On the tokens as layers read them, {goal} falls in {falls} layers, and in {beyond} "
+            "by more than with shuffled updates and random output maps."
         )
         if not rows["gain"].notna().any():
-            doubt = (
-                "Random weights were not measured on these samples, so no layer can be told apart."
-            )
+            doubt = "No random weights were measured here, so we can compare no layer with them."
         return [answer, doubt]
 
     def _repr_html_(self) -> str:

@@ -39,7 +39,7 @@ def _input_of(end: nn.Module, run: Callable[[], object]) -> Tensor:
         return stopped.args[0]
     finally:
         handle.remove()
-    raise ValueError("the network never ran the part before which it was to stop.")
+    raise ValueError("the network never reached the part at which it should stop.")
 
 
 class BridgedModel(HookedModel):
@@ -179,7 +179,9 @@ class BridgedLM(TextMixin, BridgedModel):
         past = options.get("past_key_values")
         if getattr(past, "get_seq_length", lambda: 1)() == 0:
             # the attention of TransformerLens 4.3 puts nothing into a past of transformers 5.24
-            raise ValueError("the past holds no tokens: give the text, or take transformers<5.24.")
+            raise ValueError(
+                "the past holds no tokens: give the text, or install transformers<5.24."
+            )
         given, mask = self._read(tokens, prepend_bos, padding_side, attention_mask, past)
         if mask is not None:
             options["attention_mask"] = mask

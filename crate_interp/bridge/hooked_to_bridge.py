@@ -115,7 +115,7 @@ def _checked(model: object) -> HookedModel:
         return model
     raise ValueError(
         f"cannot make a bridge of {type(model).__name__}: give a hooked model with logits, such as "
-        "ci.load(...) returns; of a CLIP, model.visual."
+        "ci.load(...) returns; for a CLIP, give model.visual."
     )
 
 

@@ -249,7 +249,7 @@ def _network(folder: Path, dtype: torch.dtype) -> Any:
         raise CheckpointError(
             f"{name} does not read these keys of {folder}: {sorted(unread)[:8]}. If {_CONFIG} "
             f"names the wrong class as architectures (known are {', '.join(known)}), mend it; "
-            "otherwise load the network with transformers and save it without them."
+            "otherwise load the network with transformers and save it without these keys."
         )
     for what in ("missing_keys", "mismatched_keys", "error_msgs"):
         if info.get(what):

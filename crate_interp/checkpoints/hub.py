@@ -152,7 +152,7 @@ def _explained(
         f"the name, or {access}",
         errors.RevisionNotFoundError: f"{repo} has no revision {revision!r}: give a branch, a tag "
         "or a full commit hash, or leave revision out.",
-        Exception: f"cannot download {repo}/{file}{at}: {words}. Load it again: what came is kept, "
-        "and the download goes on.",
+        Exception: f"cannot download {repo}/{file}{at}: {words}. Load it again: the "
+        "download continues where it stopped.",
     }
     return CheckpointError(next(text for kind, text in meanings.items() if isinstance(error, kind)))

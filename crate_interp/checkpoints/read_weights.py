@@ -32,7 +32,7 @@ _ZIP, _OLD_TORCH = b"PK\x03\x04", b"\x80\x02\x8a\x0a"  # how files begin
 _NO_WEIGHTS = {
     b"<!doctype html": "an HTML page, such as the warning of a drive: download the file itself",
     b"<html": "an HTML page, such as the warning of a drive: download the file itself",
-    b"version https://git-lfs.github.com/": "a git-lfs pointer, and no weights: run git lfs pull",
+    b"version https://git-lfs.github.com/": "a git-lfs pointer, not weights: run git lfs pull",
 }
 _NUMBERS = {
     "f8": "d", "f4": "f", "f2": "e", "i8": "q", "i4": "i", "i2": "h", "i1": "b",
@@ -159,7 +159,7 @@ def read_content(path: Path) -> object:
             return _read_zip(path)
         if head.startswith(_OLD_TORCH):
             return _read_torch(path, mmap=False)
-        raise ValueError("it begins as none of them")
+        raise ValueError("its first bytes fit none of them")
     except CheckpointError:
         raise
     except pickle.UnpicklingError as error:

@@ -122,7 +122,7 @@ def contents_of(source: Source) -> Contents:
         hint = f"Give {address[1]!r}, with file='...' for a file in the repo."
 
     raise CheckpointError(
-        f"{checks.quote(name)} is no file, no folder, no known model and no owner/repo on the Hub."
+        f"{checks.quote(name)} is not a file, folder, known model or owner/repo on the Hub."
         f"{' ' * bool(hint)}{hint} ci.list_models() lists the known models."
     )
 
@@ -229,7 +229,7 @@ def _repo(source: Source, repo: str) -> Contents:
         config = source.fetch(repo, CONFIG, revision)
     except hub.MissingFile:
         raise CheckpointError(
-            f"{repo} has no {CONFIG}: name a weight file of it, ci.load({repo!r}, file='...')."
+            f"{repo} has no {CONFIG}: name one of its weight files, ci.load({repo!r}, file='...')."
         ) from None
     weights = source.fetch(repo, WEIGHTS, revision)
     foreign = bool(read_weights.read_config(config))  # read_config returns {} if the config is ours

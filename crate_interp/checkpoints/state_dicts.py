@@ -132,7 +132,7 @@ def find_weights(
         )
     tensors, notes = _separated(rivals[0], candidates)
     if weights != "ema" and averaged:
-        said = "left out (weights='ema' takes them)" if plain else "taken: there are no others"
+        said = "left out (weights='ema' takes them)" if plain else "taken: the file has no others"
         notes.insert(0, f"the averaged weights under {_titles(averaged)} are {said}")
     return tensors, tuple(notes)
 
@@ -240,7 +240,7 @@ def _separated(
     counters = [key for key in inside if first_word[key] not in words and key not in losses]
     titles = {
         "tensors outside the model": outside,
-        "integer tensors that are no weights": counters,
+        "integer tensors that are not weights": counters,
         "tensors of a loss": losses,
     }
     notes = [

@@ -89,9 +89,10 @@ class LogitAttribution(Result):
         number = "" if pd.isna(row["number"]) else f" {row['number']}"
         target, minus = (self.meta["settings"][key] for key in ("target", "minus"))
         return (
-            f"Of the logit of {target}{'' if minus is None else f' less that of {minus}'} the "
-            f"largest part comes from {row['part']}{number}{where}: {row['mean']:+.3f} of "
-            f"{self.total().double().mean():.3f}, mean over {self.counted_samples()}."
+            f"The largest part of the logit of {target}"
+            f"{'' if minus is None else f' minus the logit of {minus}'} comes from {row['part']}"
+            f"{number}{where}: {row['mean']:+.3f} of {self.total().double().mean():.3f}, mean over "
+            f"{self.counted_samples()}."
         )
 
     def _of(self, part: str) -> Tensor:
@@ -156,7 +157,7 @@ def logit_attribution(
         direction, constant = direction - other[0], constant - other[1]
     scale = _read(cache, "ln_final.hook_scale", None, position)  # [batch, 1]
     if len(direction) not in (1, len(scale)):
-        raise ValueError(f"{len(direction)} targets for {len(scale)} samples: give one each.")
+        raise ValueError(f"{len(direction)} targets for {len(scale)} samples: give one for each.")
     parts = _contributions(cache, direction.expand(len(scale), -1) / scale, position)
     parts["constant"] = constant.expand(len(scale))
     settings = {"target": _setting(target), "minus": _setting(minus), "position": int(position)}

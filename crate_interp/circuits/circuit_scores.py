@@ -167,7 +167,7 @@ def _runs(
     shapes = [list(getattr(one, "shape", [])) for one in (inputs, source)]
     if not shapes[0] or shapes[0][1:] != shapes[1][1:] or ablation == "mean" and shapes[1][0] < 2:
         got = f"inputs and reference have the shapes {shapes[0]} and {shapes[1]}"
-        raise ValueError(f"{got}: give samples of one shape, at least two for a mean.")
+        raise ValueError(f"{got}: give samples of one shape, and at least two samples for a mean.")
     names = [full_name("attn.hook_z", layer) for layer in range(model.cfg.n_layers)]
     known: dict[Heads, np.ndarray] = {}
     with torch.no_grad():

@@ -167,7 +167,7 @@ def with_donors(answers: pd.DataFrame) -> pd.DataFrame:
     given, n = answers["answer"].to_numpy(), len(answers)
     ends = np.flatnonzero(given != np.roll(given, -1))  # after these comes another answer
     if not len(ends):
-        raise ValueError(f"the model gives all {n} samples the same answer: give more.")
+        raise ValueError(f"the model gives all {n} samples the same answer: give more samples.")
     donor = (ends[np.searchsorted(ends, np.arange(n)) % len(ends)] + 1) % n
     table: Any = answers.assign(
         donor=answers["sample"].to_numpy()[donor], donor_answer=given[donor]

@@ -133,7 +133,7 @@ class Concentration(Result):
     STORED = OF_A_NETWORK | {f"untrained_{name}": rule for name, rule in _OF_PAIRS.items()}
     DERIVED = {"shares": _shares, "contrasts": _contrasts}
     ALONE = (
-        "donors and principal axes are those of all samples: run ci.circuits.concentration on all "
+        "donors and principal axes come from all samples: run ci.circuits.concentration on all "
         "samples at once."
     )
     INTERVALS = True
@@ -159,15 +159,16 @@ class Concentration(Result):
         return (
             "share: how much of the gap of logits between the two answers of a pair moves if k "
             "nodes (token, coordinate) take the donor's values, a ratio of sums over n pairs. "
-            "carried: 1 less the distance that is left; 1 is best.\n"
+            "carried: 1 minus the share of the gap that is left, short of the donor or beyond; 1 "
+            "is best.\n"
             "basis: native are the axes of the code itself, pca the principal axes of the layer's "
             f"tokens (fitted on {tokens:,} tokens), rotated the mean of {settings['rotations']} "
             "random rotations. untrained: the mean share of networks with random weights.\n"
-            "difference: carried, native - versus, of the same pairs. low to high: 95 % intervals "
-            "over pairs and, for rotated axes, rotations. p: of no difference, adjusted for all "
-            "layers and k (Holm). ratio: of shares, native / versus. untrained: this ratio in "
-            "networks with random weights. learned: ratio / untrained, with an interval and p over "
-            "pairs and networks."
+            "difference: what native axes carry minus what versus carries, on the same pairs. low "
+            "to high: 95 % intervals over pairs and, for rotated axes, rotations. p: of no "
+            "difference, adjusted for all layers and k (Holm). ratio: the share of native axes "
+            "over the share of versus. untrained: this ratio in networks with random weights. "
+            "learned: ratio / untrained, with an interval and p over pairs and networks."
         )
 
     def sentences(self) -> list[str]:
@@ -184,8 +185,8 @@ class Concentration(Result):
         return [
             f"Swapping {self.middle} nodes of the code for a donor's carries {own.min():.0%} to "
             f"{own.max():.0%} of the gap between two answers.",
-            f"Random axes carry less in {layers[KEPT]} of {len(own)} layers, more in "
-            f"{layers[BROKEN]} ({null.min():.0%} to {null.max():.0%}).",
+            f"Random axes carry {null.min():.0%} to {null.max():.0%} of the gap: less in "
+            f"{layers[KEPT]} of {len(own)} layers, and more in {layers[BROKEN]}.",
             f"A layer of {self.meta['model'] or 'the model'} has "
             f"{(points['tokens'] * points['width']).max():,} (token, coordinate) nodes, measured "
             f"on {self.counted_samples()}.",

@@ -109,9 +109,9 @@ class Composition(Result):
         """Returns the pair with the highest score, the chance score, and the size of `above()`."""
         (edge,), best = self.circuit(1).edges, self.top(1).iloc[0]
         return (
-            f"In {self.meta['model'] or 'the model'} {edge.target} reads {edge.weight:.0%} of what "
-            f"{edge.source} writes, the most of all pairs; a random subspace reads "
-            f"{best['chance']:.0%}. Of {len(self._table('pairs'))} pairs {len(self.above())} lie "
+            f"In {self.meta['model'] or 'the model'}, {edge.target} reads {edge.weight:.0%} of "
+            f"what {edge.source} writes, the most of all pairs; a random subspace reads "
+            f"{best['chance']:.0%}. {len(self.above())} of {len(self._table('pairs'))} pairs lie "
             "above the 99th percentile of random subspaces."
         )
 

@@ -101,7 +101,9 @@ class HeadAblation(Result):
         """Returns why this result does not merge, or "" if it does."""
         if self.meta["settings"]["how"] == "zero":
             return ""
-        return "mean ablation takes the mean over all samples: use all at once, or how='zero'."
+        return (
+            "mean ablation takes the mean over all samples: use all samples at once, or how='zero'."
+        )
 
     def heads(self) -> pd.DataFrame:
         """Returns a row per layer and head.
@@ -147,8 +149,8 @@ class HeadAblation(Result):
         if not len(shown):
             said = [
                 f"No head of {self.meta['model'] or 'the model'} is shown to matter on {counted}.",
-                f"The largest effect, that of {head}, may be chance (p {best['p']:.2g} over all "
-                "heads).",
+                f"The effect of {head} is the largest, but may be chance (p {best['p']:.2g} over "
+                "all heads).",
             ]
         ends = self.interval_words(best["low"], best["high"], before="by itself ")
         said += [
@@ -169,7 +171,8 @@ class HeadAblation(Result):
         if even in (0, 1) or (base <= even if metric == "loss" else base >= even):
             return []
         return [
-            f"The model answers worse than by chance: {metric} {base:.3g}, by chance {even:.3g}.",
+            f"The model answers worse than by chance: its {metric} is {base:.3g} (by chance "
+            f"{even:.3g}).",
             "Check the order of the labels and how inputs are prepared.",
         ]
 

@@ -101,13 +101,14 @@ def audit(request: Request) -> None:
 def compare(request: Request, a: Annotated[str, _SIDE], b: Annotated[str, _SIDE]) -> None:
     """Compare two networks, or two groups of them.
 
-    Compares them layer by layer, next to their untrained twins.
+    Compares them layer by layer, next to their untrained copies.
     """
     (one, name), (two, other) = request.networks(a), request.networks(b)
     options = {"names": (name, other), "out": request.out, **request.options}
     result = ci.compare(one, two, request.data, **options)
     sides = ", ".join(f"{side}: {result.meta[side]['name']}" for side in "ab")
-    signs = "+ a is higher, - a is lower, o as untrained networks differ, ? can't tell, . no test."
+    signs = "+ a is higher, - a is lower, o untrained networks may differ as much, ? can't tell, "
+    signs += ". no test."
     request.show(result, ci.viz.compare_page, f"{sides}. {signs}\n{result.text()}")
 
 
@@ -180,7 +181,9 @@ def ablate(
     kept = (table["p"] <= 0.05) | table["name"].isin([*names, *table["name"].head(HEADS)])
     text = _in_text(table[kept][["name", "base", "ablated", "drop", "low", "high", "p"]])
     if not kept.all():
-        text += f"\n{kept.sum()} of {len(kept)} heads; --head NAME adds one, --format csv all."
+        text += (
+            f"\n{kept.sum()} of {len(kept)} heads; --head NAME adds one, --format csv prints all."
+        )
 
     write = ci.viz.ablation_page
     with suppress(ValueError):  # a text of more tokens than the explorer shows
@@ -194,8 +197,8 @@ def ablate(
 def concentration(request: Request) -> None:
     """Measure how few nodes of each layer's code carry an answer.
 
-    Swaps (token, coordinate) nodes for those of another sample, beside principal axes and random
-    rotations. Prints a table and draws it by layer.
+    Gives (token, coordinate) nodes another sample's values, in the code's own axes, in principal
+    axes and in random rotations. Prints a table and draws it by layer.
     """
     result = request.measured(ci.circuits.concentration)
     shares = result.table("shares").pivot(index=["layer", "k"], columns="basis", values="carried")
@@ -272,7 +275,7 @@ def convert(request: Request) -> None:
 def inspect(request: Request) -> None:
     """Say what a checkpoint holds: its layout, its settings, and where each setting comes from.
 
-    "assumed": no tensor and no file gives the setting, so that a published default stands for it.
+    "assumed" means that no tensor and no file gives the setting, so we take a published default.
     """
     from crate_interp.checkpoints.load import Source, inspect_lines
 

@@ -137,7 +137,7 @@ _OUT = "The folder to write into. Default: runs/COMMAND-MODEL."
 _DATA = (
     '"embedded:fashion", "embedded:pictures", "embedded:held-out-text", "embedded:repeats", a '
     'folder, "imagefolder:DIR" or "hf:owner/name:split"; with masks "cutouts:DIR", "voc:DIR" or '
-    '"coco:FILE". Saved sweeps, to be compared, need none.'
+    '"coco:FILE". To compare saved sweeps, give no data.'
 )
 _JSON = {"true": True, "false": False, "null": None}
 
@@ -167,14 +167,18 @@ class Request:
     family: Annotated[str | None, "Model family. Default: inferred from the keys."] = None
     file: Annotated[str | None, "A file of a repo on the Hub."] = None
     revision: Annotated[str | None, "A commit on the Hub, or step-N of an embedded model."] = None
-    config: Annotated[list[str] | None, "A field such as n_heads=6. Repeat for more."] = None
+    config: Annotated[
+        list[str] | None, "A field of the model's config, such as n_heads=6. Repeat for more."
+    ] = None
     rename: Annotated[str | None, r"Renames keys of the weights, as sed: 's/^net\.//'."] = None
-    weights: Annotated[str | None, "ema: the averaged weights of a file with both."] = None
+    weights: Annotated[str | None, "ema: the averaged weights of a file."] = None
     device: Annotated[str | None, "cpu, cuda or cuda:1. Default: the GPU of this rank."] = None
     dtype: Annotated[str | None, f"{', '.join(DTYPES)}. Default: float32."] = None
     threads: Annotated[int | None, "Threads of torch in each process."] = None
     verbose: Annotated[bool, "Print what each column means, and further tables."] = False
-    dry_run: Annotated[bool, "Measure one chunk, say what the whole would take, and stop."] = False
+    dry_run: Annotated[bool, "Measure one chunk, say how long the whole would take, and stop."] = (
+        False
+    )
     address: Annotated[str | None, "A Ray cluster, such as auto. Default: start one here."] = None
     restart: Annotated[bool, "Start over; remove the earlier chunks."] = False
     format: Annotated[str | None, "Print the main table as csv or markdown."] = None

@@ -113,8 +113,8 @@ class Comparison(Result):
             ("No evidence of a difference: " if beyond <= LEVEL * count else "")
             + f"{beyond} of {count} differences "
             + ("exceed the spread between untrained networks." if spread else "hold."),
-            f"By chance at most {LEVEL * count:.2g} would",
-            f"{held} hold between these networks ({model})." if spread else "",
+            f"At most {LEVEL * count:.2g} would by chance",
+            f"{held} differences hold between these networks ({model})." if spread else "",
         ]
         alike = table.get("untrained_p", pd.Series(dtype=float))  # not in older results
         same = (

@@ -164,8 +164,8 @@ def _count_twins(untrained: Any, models: bool) -> tuple[int, Results]:
     groups = [list(group) if isinstance(group, (list, tuple)) else [group] for group in pair]
     if len(groups) != 2 or not all(isinstance(one, SweepResult) for one in sum(groups, [])):
         raise ValueError(
-            f"untrained={checks.quote(untrained)}: give a number of twins to make of models, or "
-            "([...], [...]) with the results of the untrained twins of a and of b."
+            f"untrained={checks.quote(untrained)}: give how many untrained copies to make, or "
+            "([...], [...]) with the results of the untrained copies of a and of b."
         )
     return 0, groups
 
@@ -187,7 +187,7 @@ def _check_samples(results: Sequence[SweepResult], of_models: Sequence[tuple] = 
                 for entry in (places[0][0][0], data[0])
             )
             raise ValueError(
-                f"the networks are of different samples, {' and '.join(of)}: sweep all on the "
+                f"the networks saw different samples, {' and '.join(of)}: sweep all on the "
                 "same data with the same limit (windows of tokens: same tokenizer and n_ctx)."
             )
 

@@ -35,11 +35,13 @@ class ImageConfig(CrateConfig):
 
     def _check_kind(self) -> None:
         if self.grid_guessed and self.interpolate_pos:
-            raise ValueError("interpolate_pos=True needs a grid that is no guess: give image_size.")
+            raise ValueError(
+                "interpolate_pos=True needs a grid that is not a guess: give image_size."
+            )
         (height, width), (patch_h, patch_w) = self.image_size, self.patch_size
         if height % patch_h or width % patch_w:
             sizes = f"image_size={self.image_size}, patch_size={self.patch_size}"
-            raise ValueError(f"{sizes}: an image's sides must be multiples of a patch's.")
+            raise ValueError(f"{sizes}: an image's sides must be multiples of the patch's sides.")
         if (self.mean is None) != (self.std is None):
             raise ValueError("mean and std go together: give both, or neither.")
         for name in ("mean", "std"):

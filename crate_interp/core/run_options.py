@@ -104,7 +104,8 @@ class Run(Pass, total=False):
     ]
     engine: Annotated[str, "local, or ray for a Ray cluster."]
     tag: Annotated[
-        str | None, "A text for what the run reads and cannot compare later, such as an open file."
+        str | None,
+        "A text that names what the run reads but cannot compare later, such as an open file.",
     ]
 
 

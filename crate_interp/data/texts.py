@@ -277,7 +277,7 @@ def _stacked(rows: list[Tensor]) -> Samples:
     if len(lengths) > 1:
         raise ValueError(
             f"the rows of token ids have {lengths[0]} to {lengths[-1]} tokens: give rows of one "
-            "length, since there is no padding, or the texts, which are cut into windows."
+            "length (there is no padding), or give the texts, which are cut into windows."
         )
     return token_samples(torch.stack(rows))
 

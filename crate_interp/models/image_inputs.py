@@ -35,7 +35,7 @@ class ImageMixin:
         cfg, shape = self.cfg, tuple(images.shape)
         if images.ndim != 4 or shape[1] != cfg.channels or shape[0] == 0:
             wanted = f"[batch, {cfg.channels}, height, width]"
-            raise ValueError(f"images have shape {shape}: give {wanted}, at least one.")
+            raise ValueError(f"images have shape {shape}: give {wanted} with at least one image.")
         # on an accelerator the forward would wait for the answer
         if images.device.type == "cpu" and readable(images):
             check_preprocessed(cfg, images)

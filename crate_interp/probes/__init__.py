@@ -42,7 +42,7 @@ LINEAR_STATISTICS: dict[str, Statistic] = {
         how="Held-out accuracy with labels permuted among samples: there is nothing to learn.",
     ),
     "input": _share(
-        "Accuracy from the input alone", "what the network adds nothing to",
+        "Accuracy from the input alone", "the network adds nothing to it",
         how="Held-out accuracy of the same classifier on pixels or token ids, in every layer.",
     ),
     "chance": _share(

@@ -101,25 +101,25 @@ def _measure(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
 
 
 _BOUND = (
-    "Upper bound of R^c at the layer's memberships, of {z}, sum of heads: what ToST's attention is "
-    "to lower."
+    "Upper bound of R^c at the layer's memberships, of {z}, sum of heads; ToST's attention "
+    "should lower it."
 )
 _MEMBERSHIP: dict[str, Statistic] = {
     "token_entropy": Statistic(
         "Entropy of a token's membership", "lower belongs to fewer subspaces", "nats", 0.0, None,
-        "Entropy of membership over subspaces, mean over tokens: 0 in one subspace, ln K evenly in "
-        "all.",
+        "Entropy of membership over subspaces, mean over tokens: 0 for one subspace, ln K if "
+        "even over all.",
     ),
     "subspaces": Statistic(
         "Subspaces a token belongs to", "lower belongs to fewer subspaces", "subspaces", 1.0, None,
         "How many subspaces a token effectively belongs to, 1 / sum pi^2, mean over tokens.",
     ),
     "share_head": Statistic(
-        "Share of tokens a subspace holds", "1 / K if all hold as many", "share of tokens", 0.0,
+        "Share of tokens a subspace holds", "1 / K if all hold the same", "share of tokens", 0.0,
         1.0, "Mean membership of the tokens in each subspace.",
     ),
     "balance": Statistic(
-        "Balance of the subspaces", "1 if all hold as many tokens", "", 0.0, 1.0,
+        "Balance of the subspaces", "1 if all hold the same share", "", 0.0, 1.0,
         "Entropy of the subspaces' shares of the tokens, divided by ln K.",
     ),
     "bound_pre": Statistic(
@@ -128,7 +128,7 @@ _MEMBERSHIP: dict[str, Statistic] = {
     ),
     "bound_mid": Statistic(
         "Bound of R^c after attention", "lower is more compressed", "nats per token", 0.0, None,
-        _BOUND.format(z="Z^{l+1/2}, after attention, with the memberships of before"),
+        _BOUND.format(z="Z^{l+1/2}, after attention, with the memberships before it"),
         column="bound after",
     ),
 }  # fmt: skip
@@ -179,7 +179,7 @@ def _measure_membership(block: Block, acts: Acts, eps: float, tokens: Tokens) ->
     return answer
 
 
-_RATE = "Rate of the representatives in the subspaces, of {z}, sum of heads: what CBSA is to lower."
+_RATE = "Rate of the representatives in the subspaces, of {z}, sum of heads; CBSA should lower it."
 _REPRESENTATIVES: dict[str, Statistic] = {
     "in_use": Statistic(
         "Representatives that read different tokens", "64 if no two read the same",
@@ -200,7 +200,7 @@ _REPRESENTATIVES: dict[str, Statistic] = {
     "rate_mid": Statistic(
         "Rate of representatives after attention", "lower is more compressed",
         "nats per representative", 0.0, None,
-        _RATE.format(z="Z^{l+1/2}, after attention, with the contraction of before"),
+        _RATE.format(z="Z^{l+1/2}, after attention, with the contraction before it"),
         column="rate after",
     ),
 }  # fmt: skip

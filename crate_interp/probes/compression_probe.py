@@ -112,7 +112,7 @@ def _statistics(at: Sequence[str], norm: bool) -> dict[str, Statistic]:
             ),
             f"subspace_rate_{place}": _rate(
                 f"Coding rate R^c in the subspaces {where}", "lower is more compressed",
-                how=f"R^c of {z} against the layer's subspaces, sum of heads; attention is to "
+                how=f"R^c of {z} against the layer's subspaces, sum of heads; attention should "
                 "lower it.",
                 column=_COLUMNS.get(place, ""),
             ),
@@ -276,7 +276,7 @@ def objective(
         _measure_objective,
         {"eps": eps, "lambd": lambd, "tokens": tokens},
         name=name,
-        heading="The objective that a layer is meant to lower",
+        heading="The objective that a layer should lower",
         points=("hook_resid_post",),
         statistics=_OBJECTIVE,
         subspaces=True,

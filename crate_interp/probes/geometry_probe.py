@@ -28,7 +28,7 @@ _STATISTICS: dict[str, Statistic] = {
     ),
     "head_overlap": Statistic(
         "Overlap of the heads' subspaces", "lower is more incoherent", "", 0.0, 1.0,
-        "Mean squared cosine between a head's subspace and those of the other heads: p/d is "
+        "Mean squared cosine between a head's subspace and the other heads' subspaces: p/d is "
         "chance, 0 is disjoint.",
     ),
     "dictionary_defect": _defect(

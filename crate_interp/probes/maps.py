@@ -261,7 +261,7 @@ def _corners(model: HookedModel, images: Tensor, stride: Size | None) -> list[tu
     half = [max(w // 2 // p, 1) * p for w, p in zip(window, patch, strict=True)]
     steps = half if stride is None else checks.size("stride", stride)
     if any(step % p or step > w for step, p, w in zip(steps, patch, window, strict=True)):
-        raise ValueError(f"stride={stride}: give a multiple of the patch {patch}, to {window}.")
+        raise ValueError(f"stride={stride}: give multiples of patch {patch}, up to {window}.")
     tops, lefts = (  # the last window of a side ends at the edge
         sorted({*range(0, side - w + 1, step), side - w})
         for side, w, step in zip(sides, window, steps, strict=True)

@@ -27,7 +27,7 @@ _POINTS = {
 }
 _RULE = {
     "mass": "of the fewest patches that hold a share `mass` of the attention",
-    "top": "of a share `fraction` of the patches, those attended to most",
+    "top": "of the share `fraction` of the patches with the most attention",
 }
 # suffix: (what is measured, the words of the title, what a higher value means)
 CHANCE = {

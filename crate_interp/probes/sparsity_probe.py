@@ -13,7 +13,7 @@ from crate_interp.results.statistic import Statistic
 _STATISTICS: dict[str, Statistic] = {
     "zero_fraction": Statistic(
         "Zeros in the code", "higher is sparser", "share of entries", 0.0, 1.0,
-        "Share of exact zeros in the code, mean over tokens; a ReLU of noise leaves half.",
+        "Share of exact zeros in the code, mean over tokens; after a ReLU of noise it is half.",
         column="zeros",
     ),
     "l1": Statistic(
@@ -23,7 +23,7 @@ _STATISTICS: dict[str, Statistic] = {
     ),
     "hoyer": Statistic(
         "Hoyer sparsity of the code", "higher is sparser", "", 0.0, 1.0,
-        "0 for equal entries, 1 for a single one that is not 0, mean over tokens; does not "
+        "0 for equal entries, 1 for a single nonzero entry, mean over tokens; does not "
         "depend on the scale of the code.",
     ),
 }  # fmt: skip
@@ -58,8 +58,8 @@ _share = partial(Statistic, unit="share of entries", low=0.0, high=1.0)
 _ACTIVITY: dict[str, Statistic] = {
     "gini": Statistic(
         "Gini index of the code", "higher is sparser", "", 0.0, 1.0,
-        "Gini index of |a|, mean over tokens: 0 for equal entries, near 1 for a single one that is "
-        "not 0. Gaussian noise has 0.41, its ReLU 0.71.",
+        "Gini index of |a|, mean over tokens: 0 for equal entries, near 1 for a single nonzero "
+        "entry. Gaussian noise has 0.41, its ReLU has 0.71.",
     ),
     "near_zero": _share(
         "Entries of the code near zero", "higher is sparser",

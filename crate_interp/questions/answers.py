@@ -69,7 +69,9 @@ def loss_on(model: HookedModel, samples: Samples) -> Loss:
     if model.cfg.kind == "text":
         pos = samples.lengths or samples.read(samples.start, samples.start + 1).shape[1:]
         if min(pos) < 2:
-            raise ValueError("the windows have one token, and the loss needs a next one: give two.")
+            raise ValueError(
+                "the windows have one token, and the loss needs a next token: give two tokens."
+            )
         return Loss("tokens")
     net: Any = model
     labels, names, count = samples.labels, model.cfg.labels, net.W_U.shape[1]
@@ -99,7 +101,9 @@ def true_loss(model: HookedModel, samples: Samples, labels: Sequence[Any] | None
             raise ValueError("a language model is scored on its next tokens: give no labels.")
         given = getattr(labels, "tolist", lambda: list(labels))()
         if len(given) < samples.n:
-            raise ValueError(f"there are {len(given)} labels for {samples.n} samples: give all.")
+            raise ValueError(
+                f"there are {len(given)} labels for {samples.n} samples: give a label for each."
+            )
         samples = replace(samples, labels=given[: samples.n], names=None)
     loss = loss_on(model, samples)
     if loss.kind != "answers":

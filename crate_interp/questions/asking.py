@@ -91,14 +91,14 @@ def timed(
         plan = _dry.get()
         if plan is not None:
             plan.append(whole)
-            all_take = f" of {count}, so all take about {_short(whole)}" if todo else ""
+            all_take = f" of {count}, so all chunks take about {_short(whole)}" if todo else ""
             note(
                 f"{work.step.name}: the first chunk of {done} {work.model.unit} took "
                 f"{_short(took)}{all_take}."
             )
         elif first and whole - took > _LONG:
             words = f"{work.step.name}: {count - 1} more chunks, about {_short(whole - took)}."
-            words += " If it stops, the same command goes on." * keeps
+            words += " If it stops, the same command continues it." * keeps
             note(f"{words} {_crowded()}".rstrip())
         first = False
         yield task, tables

@@ -191,7 +191,7 @@ def samples_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -
     are on the CPU, whatever the model's device.
     """
     if is_store(data):
-        raise ValueError("only ci.sweep and ci.linear_probe take a store: give the data it is of.")
+        raise ValueError("only ci.sweep and ci.linear_probe take a store: give the store's data.")
     reader: Any = model  # has windows, or preprocess and preprocess_masks
     given: Any = data
     if model.unit == "windows":

@@ -211,7 +211,7 @@ class InFolder(InMemory):
                 if block is None:
                     aside = path.with_name(f"{path.name}.{digest(path)[7:19]}.damaged")
                     os.replace(path, aside)
-                    note(f"{path}: damaged, and measured again. It is kept as {aside.name}.")
+                    note(f"{path} was damaged and is measured again; it is kept as {aside.name}.")
                 else:
                     found.append(block)
         for block in sorted(found, key=lambda one: (-one.count, one.first)):
@@ -274,7 +274,9 @@ class InFolder(InMemory):
         try:
             return _opened(path)[1]
         except _UNREADABLE as error:
-            raise ValueError(f"{str(path)!r} is damaged ({error}). Run the same again.") from None
+            raise ValueError(
+                f"{str(path)!r} is damaged ({error}). Run the same command again."
+            ) from None
 
     def _sibling(self, step: Pass, block: Block) -> Block | None:
         try:  # another shard may have written it, or merged it with another

@@ -189,6 +189,6 @@ def near_chance(meta: Mapping[str, Any], accuracy: float) -> str:
     if not names or choices <= 2 or choices * accuracy >= 2:
         return ""
     return (
-        f"The model is right in {accuracy:.1%} of its answers, by chance in {1 / choices:.1%}, and "
-        f"{', '.join(names)} were assumed: load it with those of its training."
+        f"The model is right in {accuracy:.1%} of its answers ({1 / choices:.1%} by chance), and "
+        f"{', '.join(names)} were assumed: load the model with the values of its training."
     )

@@ -131,10 +131,11 @@ class SaeResult(Result):
         for point, rows in table.set_index("coder").groupby("point", sort=False):
             own, pca = rows.loc[SAE], rows.loc[PCA]
             words.append(
-                f"the autoencoder at {point} explains {own['variance_explained']:.1%} of the "
-                f"variance with {own['l0']:.1f} features a token (as many principal components: "
-                f"{pca['variance_explained']:.1%}), and recovers {own['recovered_mean']:.1%} of "
-                f"the loss that mean ablation adds (components: {pca['recovered_mean']:.1%})"
+                f"The autoencoder at {point} explains {own['variance_explained']:.1%} of the "
+                f"variance with {own['l0']:.1f} features a token; the same number of principal "
+                f"components explain {pca['variance_explained']:.1%}. It recovers "
+                f"{own['recovered_mean']:.1%} of the loss that mean ablation adds; the components "
+                f"recover {pca['recovered_mean']:.1%}."
             )
         loss = LOSSES[self.meta["settings"]["loss"]]
-        return f"On {self.counted_samples()}, with {loss}: {'; '.join(words)}."
+        return f"{' '.join(words)} Measured on {self.counted_samples()}, with {loss}."

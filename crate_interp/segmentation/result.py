@@ -29,7 +29,7 @@ BLIND = {
 }
 FINDS = {
     KEPT: "finds objects", BROKEN: "does not find objects",
-    UNDECIDED: "can't be told from chance",
+    UNDECIDED: "may be no better than chance",
 }  # fmt: skip
 CELL = {"other_image": "mask of another image", "random": "random order", "untrained": "untrained"}
 
@@ -183,8 +183,8 @@ class SegmentResult(Result):
         row = self.overall()
         ends = interval_words(row["excess_low"], row["excess_high"], "+.3f", "")
         return (
-            f"{WITHOUT_NETWORK[row['strongest']]}, on average the strongest of "
-            f"{len(WITHOUT_NETWORK)} masks without a network, {row[row['strongest']]:.3f} "
+            f"the best of {len(WITHOUT_NETWORK)} masks without a network is "
+            f"{WITHOUT_NETWORK[row['strongest']]} with {row[row['strongest']]:.3f} "
             f"(difference {row['excess']:+.3f}, {ends})"
         )
 
@@ -196,8 +196,8 @@ class SegmentResult(Result):
         blind = constants.set_index("sample").loc[images["sample"], columns[guess]]
         score = images["score"].to_numpy()
         return (
-            f"image by image, it is above {BLIND[guess]} in {(score > blind.to_numpy()).sum()} of "
-            f"{len(score)} and misses the object entirely in {(score == 0).sum()}"
+            f"The head beats {BLIND[guess]} in {(score > blind.to_numpy()).sum()} of {len(score)} "
+            f"images and misses the object entirely in {(score == 0).sum()}"
         )
 
     def sentences(self) -> list[str]:
@@ -209,9 +209,9 @@ class SegmentResult(Result):
         blind = max(BLIND, key=lambda name: -1.0 if pd.isna(row[name]) else row[name])
         return [
             f"{self.verdict()}.",
-            f"The best blind guess, {BLIND[blind]}, has {row[blind]:.3f}.",
-            f"Of the score of the head: {ends}; {self.worth()}.",
-            f"Beside it: {self.against()}. Chance: {', '.join(chance)}.",
+            f"The best blind guess, {BLIND[blind]}, scores {row[blind]:.3f}.",
+            f"Interval of the head's score: {ends}. {self.worth()}.",
+            f"For comparison, {self.against()}. Chance: {', '.join(chance)}.",
         ]
 
     def _repr_html_(self) -> str:

@@ -135,9 +135,7 @@ def decide(
                 "layers"
             )
         elif not compared[cell]:
-            reason = (
-                "within its bounds; random weights and nulls were not measured on these samples"
-            )
+            reason = "within its bounds, but random baselines were not measured on these samples"
         else:
             reason = f"within its bounds, but not shown to be better than {' and '.join(failed)}"
         reasons.append(reason)

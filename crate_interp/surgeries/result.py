@@ -119,6 +119,6 @@ class SurgeryResult(Result):
         return (
             f"Of {len(single)} replacements of a layer's step of {self.meta['model'] or 'a model'} "
             f"on {self.counted_samples()}, {single['falls'].sum()} begin to lower the loss and "
-            f"{(single['slope_low'] > 0).sum()} to raise it; {len(better)} lower it more than "
+            f"{(single['slope_low'] > 0).sum()} to raise it. Replacements that lower it more than "
             f"random directions do: {', '.join(names) or 'none'}."
         )

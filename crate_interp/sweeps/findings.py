@@ -170,7 +170,7 @@ def path(values: Sequence[float], first: int) -> str:
     far = int(np.argmax(beyond))
     if beyond[far] > _BACK * (high - low):
         kind = "lowest" if values[far] < start else "highest"
-        return f"goes {where}, with its {kind}, {values[far]:.4g}, in layer {first + far}"
+        return f"goes {where}, with its {kind} value, {values[far]:.4g}, in layer {first + far}"
     return f"{'falls' if end < start else 'rises' if end > start else 'stays,'} {where}"
 
 
@@ -200,7 +200,10 @@ def instead_of_u(result: "SweepResult") -> str:
         return ""
     shared = role != "query" and config["value_heads"] != config["n_heads"]
     each = "group of heads" if shared else "head"
-    return f"U_k is the {role} map of each {each}: a choice, as this network ties none of its maps."
+    return (
+        f"We chose the {role} map of each {each} as U_k, because this network ties none of its "
+        "maps."
+    )
 
 
 def beginning(names: Sequence[str]) -> list[str]:
@@ -235,7 +238,7 @@ def strip(
         )
         for of, rate in enumerate(_RATES)
     }
-    measures["Authors' R^c is lower than a layer before"] = along_layers
+    measures["Authors' R^c is lower than in the layer before"] = along_layers
     rows = []
     for words, measure in measures.items():
         change = measure(result)

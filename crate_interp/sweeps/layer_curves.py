@@ -255,7 +255,7 @@ KINDS = {
     "the probe ranks) have a lower R and a lower R^c.",
 }
 IN_BRACKETS = (
-    "In brackets: in how many samples the model is better, that is, has a lower R^c, or a higher "
+    "Brackets say in how many samples the model is better, that is, has a lower R^c, or a higher "
     "R - R^c."
 )
 
@@ -311,7 +311,7 @@ def few_controlled(result: Result) -> str:
         return ""
     return (
         f"With {least} independent samples, the model is better in all or none by chance once in "
-        f"{2 ** (least - 1):,}: give more with controls=N (`--controls N`)."
+        f"{2 ** (least - 1):,}: give more samples with controls=N (`--controls N`)."
     )
 
 
@@ -338,7 +338,7 @@ def controlled(result: Result) -> str:
     words = f"the first {counts.max()} {result.meta['unit']}"
     if counts.min() == counts.max():
         return words
-    return f"{words} (random weights; the others on {counts.min()} of them, evenly spread)"
+    return f"{words} (random weights; other controls on {counts.min()} of them, evenly spread)"
 
 
 def rate_reduction_bound(result: Result) -> float:

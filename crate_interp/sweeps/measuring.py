@@ -73,8 +73,8 @@ def probe_readings(
                 wanted = reported.setdefault((item.name, final), set(answer))
                 if wanted != set(answer):
                     raise ValueError(
-                        "the probe reports not the statistics of earlier layers or batches. Return "
-                        "each every time; where there is no value, NaN, with partial=True."
+                        "the probe's statistics differ from earlier layers or batches. Return each "
+                        "statistic every time; with partial=True, NaN stands for no value."
                     )
             numbers.update({(item.name, name, place): value for name, value in answer.items()})
         if not final:

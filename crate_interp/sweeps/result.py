@@ -205,7 +205,7 @@ class LinearProbeResult(SweepResult):
         row = wide.loc[best]
         return (
             f"A linear classifier names the class best from Z^{best}: held-out accuracy "
-            f"{row['accuracy']:.3f} over {int(table['n'].iloc[0])} samples, "
+            f"{row['accuracy']:.3f} over {int(table['n'].iloc[0])} samples. For comparison: "
             f"{self._beside_input(best) if 'input' in row else ''}{row['permuted']:.3f} "
             f"with permuted labels, {row['chance']:.3f} by the commonest class."
         )

@@ -61,7 +61,7 @@ class Tally:
                 bad = numbered(wrong, start)
                 raise ValueError(f"{name} is NaN or Inf in layer {key[2]}: samples {bad}.")
             if self.shapes.setdefault(key, values.shape[1:]) != values.shape[1:]:
-                raise ValueError(f"{name} has not as many heads as in an earlier batch.")
+                raise ValueError(f"{name} has another number of heads than in an earlier batch.")
             if key[1] in probe.counts:
                 self.counts[name] = self.counts.get(name, 0.0) + float(values.sum())
                 continue

@@ -285,7 +285,7 @@ class WatchResult(Result):
         words = "too few steps to tell where a series changes its course"
         if len(p):
             words = f"{(p <= LEVEL).sum()} of {len(p)} series change their course (p at most "
-            words += f"{LEVEL:g}; by chance at most {LEVEL * len(p):.0f} would)"
+            words += f"{LEVEL:g}; at most {LEVEL * len(p):.0f} would by chance)"
         where = f"{self.counted_samples()}, step {steps[0]:,} to {steps[-1]:,}"
         lost = f" Not measured: step {', '.join(missed)}." if missed else ""
         return f"{self.meta['model'] or 'a model'} on {where}: {words}.{lost}"

@@ -106,7 +106,7 @@ def _write(atlas: Atlas, out: Path) -> None:
         said=[
             f"Removing {clear:,} of {tested:,} {'tested ' * tried}atoms measurably changes the "
             f"loss{'' if tried else ', to first order'}.",
-            f"About {LEVEL * tested:,.0f} would by chance. {atlas.largest()}",
+            f"About {LEVEL * tested:,.0f} would do so by chance. {atlas.largest()}",
         ],
         numbers={"Layers": layers},
         loss=LOSSES[atlas.meta["loss"]],

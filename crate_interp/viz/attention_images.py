@@ -232,5 +232,7 @@ def _finding(
         f"Of {largest.size} heads, L{layers[place]}H{head} gives the largest {what} to one patch: "
         f"{largest.max():.2f}."
     )
-    even_words = f"It is the mean over images. An even map would give every patch {even:.2g}."
+    even_words = (
+        f"This number is a mean over images. An even map would give every patch {even:.2g}."
+    )
     return [words, even_words], layers[place]

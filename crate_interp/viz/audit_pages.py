@@ -28,7 +28,7 @@ _SHOWN = [
 # change -> its arrow, and its meaning
 _CHANGES = {
     1: ("\N{BLACK UP-POINTING TRIANGLE}", "nearer to the claim than with random weights"),
-    -1: ("\N{BLACK DOWN-POINTING TRIANGLE}", "farther from it than with random weights"),
+    -1: ("\N{BLACK DOWN-POINTING TRIANGLE}", "farther from the claim than with random weights"),
 }
 
 
@@ -48,7 +48,7 @@ def audit_page(result: AuditResult, out: str | Path) -> Path:
         ]
         for name, claim in CLAIMS.items()
     }
-    numbers["Nulls, ceilings and the papers' own operators"] = nulls
+    numbers["Random baselines, upper limits and the papers' own operators"] = nulls
     numbers |= {"Numbers besides the claims": beside, "The output map of each head": heads}
     reasons = {
         (f"{NUMBERS[name].title}, not applicable", reason): None

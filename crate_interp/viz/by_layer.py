@@ -177,7 +177,7 @@ def _draw(
         means = baseline(others, statistic)
         if means is not None and means.shape[1] != len(first.layers):
             raise ValueError(
-                f"{kind} has {means.shape[1]} layers of {statistic!r}, but the result "
+                f"{kind} has {means.shape[1]} layers of {statistic!r}, but the result has "
                 f"{len(first.layers)}. Give {kind} networks of the same depth."
             )
         _draw_random(axes, first.layers, kind, means)

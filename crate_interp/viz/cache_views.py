@@ -123,7 +123,9 @@ def _finding(
         f"{names[first]} is the most selective head: a token looks at {spread[first]:.1f} tokens "
         "on average."
     )
-    more = "" if first == last else f" In {names[last]}, the most even head, at {spread[last]:.1f}."
+    more = (
+        "" if first == last else f" {names[last]}, the most even head, looks at {spread[last]:.1f}."
+    )
     return [words, f"Even attention would be {even:.1f} (exp of the mean entropy).{more}"], first
 
 
@@ -226,7 +228,7 @@ def top_tokens(
     n = len(next(iter(cache.values())))
     words = [tokens_of(cache, k) for k in range(n)] if tokens is None else list(tokens)
     if len(words) != n:
-        raise ValueError(f"got tokens of {len(words)} samples: give those of each of {n} samples.")
+        raise ValueError(f"got tokens of {len(words)} samples: give the tokens of each.")
     # circuitsvis would show only one atom of a single sample, so a single sample is passed twice
     samples = list(range(n)) if n > 1 else [0, 0]
     best = {"topkVals": [], "topkIdxs": [], "bottomkVals": [], "bottomkIdxs": []}

@@ -152,7 +152,7 @@ def concentration(
     line(below, rows["layer"], rows["ratio"], color=TRAINED, marker="o")
     if rows["untrained"].notna().any():
         line(below, rows["layer"], rows["untrained"], color=CHANCE, ls="--", label="untrained")
-    canvas.set_layers(above, "carried of the gap", "", size=SMALL)
+    canvas.set_layers(above, "share of the gap closed", "", size=SMALL)
     canvas.set_layers(below, "native / rotated", size=SMALL)
     for axes in (above, below):
         axes.set_xticks(rows["layer"])

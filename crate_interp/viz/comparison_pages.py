@@ -175,7 +175,7 @@ def concentration_page(result: Concentration, out: str | Path) -> Path:
     """
     numbers = {
         "Shares of the gap": result.table("shares"),
-        "Native axes against others": result.table("contrasts"),
+        "Native axes against other axes": result.table("contrasts"),
     }
     return write_page(
         result,

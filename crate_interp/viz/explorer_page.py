@@ -78,8 +78,8 @@ def explore(
     model = view.model
     if not view.everywhere(view.kind.point):
         raise KeyError(
-            f"the cache lacks {view.kind.point} of a layer. Call run_with_cache(x), or what caches "
-            f"this page alone: names_filter=lambda name: name.endswith({shown_points(model)!r})."
+            f"the cache lacks {view.kind.point} of a layer. Call run_with_cache(x), or cache only "
+            f"what it shows: names_filter=lambda name: name.endswith({shown_points(model)!r})."
         )
     check_count(model, view.count)
     words = f"sample {int(sample)}" if name is None else visible(name, LONGEST)

@@ -96,8 +96,8 @@ def report_page(
             command=_command(result, twins, data, audited),
             sources=[
                 *sources(result.meta),
-                ("untrained twins", seeds),
-                ("seconds for the twins", f"{sum(twin.meta['seconds'] for twin in twins):g}"),
+                ("untrained copies", seeds),
+                ("seconds for the copies", f"{sum(twin.meta['seconds'] for twin in twins):g}"),
             ],
         )
         write_text(stage / "report.html", page)

@@ -100,7 +100,7 @@ def resample(
     """
     arguments.require_source(source)
     if len(source) < 2:
-        raise ValueError("source has one sample, so no other can be drawn: give several.")
+        raise ValueError("source has one sample, so no other can be drawn: give several samples.")
     arguments.require_seed(seed)
 
     def value(tensor: Tensor, hook: Any) -> Tensor:

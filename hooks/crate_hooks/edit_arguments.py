@@ -31,7 +31,7 @@ def edited(
             wrong = [number for number in numbers if not -count <= number < count]
             if wrong:
                 raise ValueError(
-                    f"{name}={wrong[0]}: {at(hook)} has {name} 0 to {count - 1}. Give such numbers."
+                    f"{name}={wrong[0]}: {at(hook)} has {name} 0 to {count - 1}: give one of these."
                 )
             on = torch.zeros(count, dtype=torch.bool, device=tensor.device)
             on[list(numbers)] = True

@@ -37,7 +37,7 @@ def _images(shapes: Shapes, fields: Fields) -> Fields:
     if not size:
         warnings.warn(
             "a ToST's weights do not tell the size of its images: 224 x 224 is assumed. If it was "
-            "trained at another size, give it, such as image_size=96 (--config image_size=96).",
+            "trained at another size, give that: image_size=96 (--config image_size=96), say.",
             stacklevel=2,
         )
     return stem_sizes(shapes, "patch_embed.") | {"image_size": size or 224}

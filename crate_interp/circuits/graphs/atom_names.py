@@ -81,7 +81,7 @@ class AtomNames(Result):
         words = ", ".join(f"{n:,} {kind}" for kind, n in kinds.items()) or "none"
         return (
             f"{kinds.sum():,} of {len(table):,} atoms of {self.meta['model'] or 'the model'} have "
-            f"a name ({words}), over {self.counted_samples()}; by chance about 5 % would."
+            f"a name ({words}), over {self.counted_samples()}; about 5 % would by chance."
         )
 
     def name_of(self, layer: int, atom: int) -> str:
@@ -170,7 +170,9 @@ class NamesOfAtoms(Question):
         if model.cfg.kind not in ("vision", "text"):
             raise ValueError("names need one kind of sample: give a model of images or of texts.")
         if samples.n < 4:
-            raise ValueError(f"the data has {samples.n} samples, and names need four: give more.")
+            raise ValueError(
+                f"the data has {samples.n} samples, and names need four: give more samples."
+            )
         return replace(self, seed=checks.count("seed", self.seed, least=0))
 
     def facts(self, model: HookedModel) -> dict[str, Any]:

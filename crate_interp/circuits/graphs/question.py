@@ -110,7 +110,7 @@ def ask_answer(
             raise ValueError(f"position={checks.quote(position)}: give tokens 0 to {count - 1}.")
         place = int(number) % count
     elif position is not None:
-        raise ValueError("logits of a classifier are those of the image: leave out position.")
+        raise ValueError("a classifier has one answer for the image: leave out position.")
     here = logits[0] if place is None else logits[0, place]
     if target is None:
         return Question(int(here.argmax()), None, place)

@@ -155,8 +155,8 @@ class AttributionGraph(Result):
         small = max(self.beyond_size) < CLEAR and int(self.of("whole")["nodes"].iloc[0]) > 0
         reasons = {
             "The largest codes at the same tokens do as well.": small,
-            "Trust effects, not attributions: over the graph's codes, r of the two is "
-            f"{self.slope_agreement:.2f}.": self.slope_agreement < FAITHFUL,
+            "Trust effects, not attributions: on the graph's codes they agree with "
+            f"r = {self.slope_agreement:.2f}.": self.slope_agreement < FAITHFUL,
             "Too few codes are on to test attributions.": np.isnan(self.predicts),
             "Do not trust the attributions: they predict ablations with "
             f"r = {self.predicts:.2f}.": self.predicts < FAITHFUL,
@@ -169,15 +169,18 @@ class AttributionGraph(Result):
         target, whole = self.meta["target"], self.of("whole").set_index("edit")
         keep, gone = whole.loc["keep"], whole.loc["remove"]
         count, share = int(keep["nodes"]), self.kept
+        codes, give = (f"{count} codes", "give") if count != 1 else ("1 code", "gives")
         lead = f"{count} codes are enough for {self.answer}: alone they give {share:.0%} of it."
+        if count == 1:
+            lead = f"1 code is enough for {self.answer}: alone it gives {share:.0%} of it."
         if share < FAITHFUL:
             lead = (
-                f"The graph explains little of {self.answer}: its {count} codes give {share:.0%}."
+                f"The graph explains little of {self.answer}: its {codes} {give} {share:.0%} of it."
             )
         elif share < ENOUGH:
-            lead = f"The graph's {count} codes alone give {share:.0%} of {self.answer}."
+            lead = f"The graph's {codes} alone {give} {share:.0%} of {self.answer}."
         if share < 0:
-            lead = f"The graph does not explain {self.answer}: its {count} codes give the opposite."
+            lead = f"The graph does not explain {self.answer}: its {codes} {give} the opposite."
         largest, random = (keep[name] / target["logit"] for name in ("largest", "random_mean"))
         enough, needed = (gain >= CLEAR for gain in self.beyond_size)
         claims = {
@@ -198,11 +201,11 @@ class AttributionGraph(Result):
         return [
             lead,
             *self.warnings(),
-            f"In their place, the {count} largest codes at the same tokens give {largest:.0%}. "
-            f"{count} random codes there give {random:.0%}.",
+            f"Instead, the largest {codes} at the same tokens {give} {largest:.0%}. "
+            f"Random {codes} there {give} {random:.0%}.",
             f"{begin} {abs(target['logit']):.2f} {'above' if target['logit'] >= 0 else 'below'} "
             f"{less}. " + f"Attributions choose {better} better than size does. " * bool(better)
-            + f"The graph's {count} codes alone give {keep['logit']:.2f}, the largest codes "
+            + f"The graph's {codes} alone {give} {keep['logit']:.2f}. The largest codes give "
             f"{keep['largest']:.2f}, random codes {keep['random_mean']:.2f}. Without the graph's "
             f"codes {gone['logit']:.2f} is left." + tested * bool(len(known)),
         ]  # fmt: skip
@@ -225,7 +228,7 @@ class AttributionGraph(Result):
         return (
             "value: the code. attribution: the code times the derivative of the target. influence: "
             "the sum over all paths to the target of the shares along the path. effect: the target "
-            "less the target of a real forward without the node."
+            "minus the target of a real forward without the node."
         )
 
     @in_full_precision
@@ -258,7 +261,7 @@ class AttributionGraph(Result):
             raise ValueError("a saved graph holds no model: give model= and inputs=.")
         check_hooked(network)
         if model_meta(network, 1)["model_digest"] != self.meta["model_digest"]:
-            raise ValueError("the model or its weights are not those of this graph: give these.")
+            raise ValueError("this graph has another model or other weights: give its model.")
         target = self.meta["target"]
         question = Question(target["answer"], target["versus"], target["position"])
         if inputs is not None:

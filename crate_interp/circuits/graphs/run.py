@@ -98,7 +98,7 @@ def graph(
     settings |= {"nodes": float(nodes), "edges": float(edges), "most": most}
     digest = model_meta(model, 1)["model_digest"]
     if names is not None and getattr(names, "meta", {}).get("model_digest") != digest:
-        raise ValueError("names: give those of this model, ci.circuits.atom_names(model, data).")
+        raise ValueError("names: give names of this model, ci.circuits.atom_names(model, data).")
     sample = questions.one_sample(model, inputs)
     with torch.no_grad():
         question = questions.ask_answer(model, model(sample), target, position)

@@ -42,7 +42,9 @@ def steering_hooks(edits: Mapping[str, float | int], how: str, shape: Sequence[i
                 f'atom below {atoms} and a token below {tokens}, such as "L2A17@5" or "L2A17".'
             )
         if not checks.is_number(amount):
-            raise ValueError(f"{name}: {checks.quote(amount)} is no finite number to {how} it by.")
+            raise ValueError(
+                f"{name}: {checks.quote(amount)} is not a finite number to {how} it by."
+            )
         where = slice(None) if match[3] is None else pos
         places.setdefault(layer, []).append((where, atom, float(amount)))
 
@@ -94,8 +96,8 @@ class Steering:
         """Returns the change of the target, what was predicted, and how many answers moved too."""
         return (
             f"{self.answer} changes from {self.before:.3g} to {self.after:.3g} "
-            f"({self.after - self.before:+.3g}; {self.predicted:+.3g} was predicted). Of "
-            f"{len(self.table) - 1:,} other answers {self.moved:,} change at least half as much."
+            f"({self.after - self.before:+.3g}; {self.predicted:+.3g} was predicted). "
+            f"{self.moved:,} of {len(self.table) - 1:,} other answers change at least half as much."
         )
 
     def __repr__(self) -> str:

@@ -202,7 +202,7 @@ def padding_of(
     if mask.shape != (batch, length + n_new):
         raise ValueError(
             f"attention_mask has shape {list(mask.shape)}: give shape [{batch}, {length + n_new}], "
-            "which says what tokens are padding, first of the past, and not what a token sees."
+            "1 for tokens and 0 for padding, past tokens first. It does not say what a token sees."
         )
     real = mask.to(device).bool()
     if readable(mask):
@@ -213,7 +213,7 @@ def padding_of(
         known = torch.ones_like(real[:, :length]) if before is None else before
         if not torch.equal(real[:, :length], known):
             raise ValueError(
-                "attention_mask differs from that of the past: repeat it, or give none."
+                "attention_mask differs from the mask of the past: repeat it, or give no mask."
             )
         if before is None and bool(real.all()):
             return None  # so that bits and cost are the same as without a mask

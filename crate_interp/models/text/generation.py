@@ -183,8 +183,8 @@ def _started(
     tokens, real = tokens.to(model.cfg.device), real if mask is None else mask
     if real is not None:
         if real.shape != tokens.shape:
-            shapes = f"{list(real.shape)}: give {list(tokens.shape)}"
-            raise ValueError(f"attention_mask has shape {shapes}, a number for each token.")
+            shapes = f"{list(real.shape)}: give shape {list(tokens.shape)}"
+            raise ValueError(f"attention_mask has shape {shapes}, one number a token.")
         real = real.to(tokens.device).bool()
         if not bool(real[:, -1].all()):
             raise ValueError("a row of the prompt ends in padding: pad on the left.")

@@ -68,5 +68,5 @@ def check_labels(
         )
     numbers = labels[labels != IGNORED] if readable(labels) else labels[:0]
     if bool(((numbers < 0) | (numbers >= count)).any()):
-        raise ValueError(f"labels are {what} from 0 to {count - 1}, or -100 for one to ignore.")
+        raise ValueError(f"labels are {what} from 0 to {count - 1}, or -100 for a label to ignore.")
     return labels.to(device, torch.long)

@@ -52,7 +52,7 @@ function told(atom) {
   line.append(`Fires in ${share(atom.fires)} of tokens${atom.state ? ` (${atom.state})` : ""}; `,
     made("span", clear ? "effect" : "effect unclear",
       `without it the loss changes by ${interval(atom.effect, atom.low, atom.high)} nats`),
-    atom.ablated ? ` on ${atom.ablated} ${data.unit}, to first order ${signed(atom.first_order)}.`
+    atom.ablated ? ` on ${atom.ablated} ${data.unit}, to first order by ${signed(atom.first_order)}.`
       : " to first order.");
   if (onCls && !data.text) {
     const first = atom.tokens[0][1] ? "" : " Its largest token is CLS.";

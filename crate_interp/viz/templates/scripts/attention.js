@@ -71,7 +71,7 @@ function point() {
   if (k !== null && k < keys(q)) {
     const even = share(head, q, k) * keys(q);
     words = `${data.heads[head]}: ${data.tokens[q]} (${q}) gives ${data.tokens[k]} (${k}) ${share(head, q, k).toPrecision(2)}, `
-      + `${even.toPrecision(2)} x its even share, rank ${order.indexOf(k) + 1} of ${keys(q)}`;
+      + `${even.toPrecision(2)} times its even share, rank ${order.indexOf(k) + 1} of ${keys(q)}`;
   } else if (k !== null) words = `${data.tokens[q]} (${q}) does not see ${data.tokens[k]} (${k}), which comes later`;
   live.textContent = `${words}.`;
 }

@@ -201,7 +201,7 @@ function drawAtoms() {
   byId("atom-name").textContent = `L${state.layer}A${atom}`;
   const values = layer.atoms.where(atom), largest = values.reduce((a, b) => Math.max(a, b), 1e-30);
   const on = values.filter(value => value > 0).length, where = values.indexOf(largest);
-  byId("atom-words").textContent = `One of the ${layer.atoms.ranks} largest atoms in ${on} of `
+  byId("atom-words").textContent = `It is one of the ${layer.atoms.ranks} largest atoms in ${on} of `
     + `${data.count} tokens${on ? `; its largest value is ${digits(largest)}, at ${nameOf(where)}` : ""}.`;
   if (!isText) return paintMap(byId("atom-map"), data.grid, values, largest);
   byId("atom-tokens").querySelectorAll("span").forEach((token, number) =>

@@ -46,8 +46,8 @@ function chosenPart() {
 
 function largestAtoms() {
   const here = Object.keys(off.atoms[state.layer] ?? {});
-  return here.length ? `Of layer ${state.layer} these were: ${here.map(atom => `A${atom}`).join(", ")}.`
-    : `Atoms of these layers were: ${Object.keys(off.atoms).join(", ")}.`;
+  return here.length ? `In layer ${state.layer} you can switch off ${here.map(atom => `A${atom}`).join(", ")}.`
+    : `You can switch off atoms of the layers ${Object.keys(off.atoms).join(", ")}.`;
 }
 
 function drawWithout() {
@@ -61,7 +61,7 @@ function drawWithout() {
   const [name, row] = chosenPart();
   if (!row) {
     words.textContent = state.off === "patch" ? "Point at a patch to cover it with the mean colour."
-      : `${name} was not switched off: it is not among the largest over all tokens, nor at the `
+      : `${name} was not switched off: it is not among the largest atoms over all tokens, nor at the `
         + `token that answers. ${largestAtoms()}`;
     return;
   }

@@ -175,7 +175,7 @@ function describe() {
     .sort((a, b) => Math.abs(amountOf(b)) - Math.abs(amountOf(a)));
   const biases = real ? [] : fed.filter(edge => edge.source.kind === "bias");
   const codes = fed.filter(edge => edge.source.kind !== "bias").slice(0, 8);
-  byId("fed-words").textContent = real ? "(what it loses without each)" : "";
+  byId("fed-words").textContent = real ? "(what the answer loses without each)" : "";
   list("fed", [...codes, ...biases], "source", amountOf);
   byId("examples").replaceChildren(...(data.examples[node.id.split("@")[0]] ?? []).map(([value, words, uri]) => !uri
     ? make("li", {}, `${digits(value)}: ${words}`)
