@@ -1,7 +1,7 @@
-"""The claims of the papers about a layer, and when each counts as kept: the records of the audit.
+"""The records of the audit: the papers' claims about a layer, and when a claim counts as kept.
 
-The bounds are the same for every model. A claim has one number or several. Each number says whether
-it is judged at every eps. Pages, tables and docs take their words from here.
+The bounds are the same for every model. A claim has one number or several. A number's record says
+whether it is judged at every eps. Pages, tables and docs take their words from here.
 """
 
 from dataclasses import dataclass

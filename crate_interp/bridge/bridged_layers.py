@@ -46,7 +46,7 @@ class Relay:
 
 
 class PlusBias:
-    """Adds `sign` times the bias of a role of a bridge's attention, if it has one.
+    """Adds `sign` times the bias of an attention map (`role`, such as "v"), if it has one.
 
     The bias is read at every call; this is an object, so that it can be copied.
     """

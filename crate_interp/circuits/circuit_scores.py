@@ -112,7 +112,7 @@ def evaluate(
         reference: The inputs of the means. Default: `inputs`.
         ablation: "mean" replaces each head's output by its mean over `reference`, position by
             position; "zero" replaces it by 0.
-        random: How many random circuits of as many heads to compare with.
+        random: How many random circuits of equal size to compare with.
         subsets: How many random subsets of C completeness tries.
         seed: The seed of the random circuits and subsets.
         groups: As in `ci.sweep`.

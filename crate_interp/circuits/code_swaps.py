@@ -79,7 +79,7 @@ def concentration(
         point: code (mlp.hook_post), or stream (hook_resid_post), whose native axes are those of the
             residual stream. In families whose code is the stream, such as crate, both are the same.
         rotations: How many random rotations to compare with.
-        untrained: How many untrained twins (seeds 0, 1, ...) to measure too, on the first 64
+        untrained: How many untrained copies (seeds 0, 1, ...) to measure too, on the first 64
             samples with the same pairs and classes. A pair whose gap goes the other way in a twin
             counts with its sign turned.
         run: As in `ci.sweep`. A shard returns None while answers of other shards are missing; run
@@ -100,7 +100,7 @@ def concentration(
 
 @dataclass(frozen=True)
 class Concentrate(Question):
-    """The question of `concentration`."""
+    """Swaps the nodes of a code, and measures how far the answers move."""
 
     k: Sequence[int]
     point: str
@@ -109,7 +109,7 @@ class Concentrate(Question):
     result = Concentration
 
     def settled(self, model: HookedModel, samples: Samples) -> "Concentrate":
-        """Refuses what cannot be asked, and fills in what model and samples decide."""
+        """Refuses invalid requests, and fills in what model and samples decide."""
         if isinstance(self.k, str) or not isinstance(self.k, Sequence) or not self.k:
             raise ValueError(f"k={checks.quote(self.k)}: give a list of numbers of nodes.")
         counts = sorted({checks.count("k", one) for one in self.k})

@@ -112,7 +112,7 @@ class Concentration(Result):
 
     `table()` has a row per layer, basis ("native", "pca", "rotated") and k: carried and share, each
     with its 95 % interval over pairs (carried_low, carried_high, low, high), n (pairs) and
-    untrained, the mean share of the untrained twins. `ci.circuits.concentration` says what both
+    untrained, the mean share of the untrained copies. `ci.circuits.concentration` says what both
     are. `table("contrasts")` has a row per layer, other basis (versus) and k. difference: what
     native axes carry minus what the other ones carry, of the same pairs. low, high, p: its 95 %
     interval and p over pairs and, for rotated axes, over rotations; p is adjusted over all layers

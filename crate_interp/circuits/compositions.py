@@ -187,7 +187,7 @@ def composition(
 
 @dataclass(frozen=True)
 class Compositions(Question):
-    """The question of `composition`."""
+    """Measures what heads read of earlier heads."""
 
     through: str
     role: str

@@ -205,7 +205,7 @@ def ablate_heads(
 
 @dataclass(frozen=True)
 class AblateHeads(Question):
-    """The question of `ablate_heads`. loss: of the samples."""
+    """Ablates heads one by one. loss: the loss of each sample."""
 
     how: str = "mean"
     metric: str = "loss"
@@ -213,7 +213,7 @@ class AblateHeads(Question):
     result = HeadAblation
 
     def settled(self, model: HookedModel, samples: Samples) -> "AblateHeads":
-        """Refuses what cannot be asked, and fills in what model and samples decide."""
+        """Refuses invalid requests, and fills in what model and samples decide."""
         checks.one_of("how", self.how, ("mean", "zero"))
         checks.one_of("metric", self.metric, ("loss", "accuracy"))
         check_logits(model, "ablate_heads")

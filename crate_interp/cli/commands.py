@@ -101,7 +101,7 @@ def audit(request: Request) -> None:
 def compare(request: Request, a: Annotated[str, _SIDE], b: Annotated[str, _SIDE]) -> None:
     """Compare two networks, or two groups of them.
 
-    Compares them layer by layer, next to their untrained twins.
+    Compares them layer by layer, next to their untrained copies.
     """
     (one, name), (two, other) = request.networks(a), request.networks(b)
     options = {"names": (name, other), "out": request.out, **request.options}

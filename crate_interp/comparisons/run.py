@@ -34,7 +34,7 @@ Network = SweepResult | HookedModel
 Results = Sequence[list[SweepResult]]  # of side a, of side b
 Twins = int | tuple[Sequence[SweepResult], Sequence[SweepResult]] | None
 Names = tuple[str, str] | None
-SEEDS = 5  # untrained twins of each side by default
+SEEDS = 5  # untrained copies of each side by default
 _NAME = 80  # characters
 _SAME = ("model_digest", "config", "data", "dtype", "probes", "statistics", "versions")
 
@@ -56,17 +56,17 @@ def compare(
     Models are swept on `data`; results must be of the same samples. Statistics per head are
     averaged over heads.
 
-    If each side is one network, a - b is paired by sample, and the mean has a bootstrap-t interval,
-    for these two networks; other seeds may differ. If a side is a list, networks are the unit, and
-    their means are compared by Welch's t; a single network is then tested as if it were one more
-    network of the other side. p is two-sided and adjusted over the layers of a statistic: paired by
-    sample by the largest t of all layers (crate_interp/stats/intervals.py), over networks by
-    Holm's method. It is not adjusted over statistics; the headline says how many would differ by
-    chance, and leads with how many exceed the spread between untrained networks.
+    If each side is one network, a - b is paired by sample, and its mean has a bootstrap-t interval.
+    It holds for these two networks; other seeds may differ. If a side is a list, the means of its
+    networks are compared by Welch's t. A single network is then tested as if it were one more
+    network of the other side. p is two-sided and adjusted over the layers of a statistic: over
+    samples by the largest t of all layers (crate_interp/stats/intervals.py), over networks by
+    Holm's method. p is not adjusted over statistics. The headline says how many statistics differ
+    more than untrained networks do, and how many would differ by chance.
 
-    An untrained twin has the same architecture, with the official random initialisation and seed
-    0, 1, ... `excess` is the trained difference minus the untrained difference, with an interval
-    over networks; a single network is taken to scatter as its twins do.
+    An untrained copy has the same architecture, with the official random initialisation and seed 0,
+    1, ... `excess` is the trained difference minus the untrained difference, with an interval over
+    networks; a single network is assumed to vary as its untrained copies do.
 
     Networks of different depths are compared at the same relative depth (`layer_pairs` in
     crate_interp/comparisons/difference_tables.py). Statistics that only one side has are in
@@ -77,8 +77,8 @@ def compare(
         b: The other side.
         data: As in `ci.sweep`; None if both sides are results.
         probes: Names of probes, Probe objects, or both. Default: those of `ci.sweep`.
-        untrained: How many untrained twins of each side to measure; for sides that are results,
-            the results of their twins as `([...], [...])`. Default: 5 if there are models.
+        untrained: How many untrained copies of each side to measure; for sides that are results,
+            the results of their copies as `([...], [...])`. Default: 5 if there are models.
         names: Names of the two sides.
         out: A folder for the result and, under `sweeps`, for each sweep as soon as it is done.
             Repeating the call reuses these sweeps, unless you give probes of your own.
@@ -155,7 +155,7 @@ def _architecture(one: Network) -> str:
 
 
 def _count_twins(untrained: Any, models: bool) -> tuple[int, Results]:
-    """Returns how many twins to measure, and the given results of twins."""
+    """Returns how many untrained copies to measure, and the given results of such copies."""
     if untrained is None:
         return (SEEDS if models else 0), [[], []]
     if checks.is_int(untrained) and (models or not untrained):
@@ -165,7 +165,7 @@ def _count_twins(untrained: Any, models: bool) -> tuple[int, Results]:
     if len(groups) != 2 or not all(isinstance(one, SweepResult) for one in sum(groups, [])):
         raise ValueError(
             f"untrained={checks.quote(untrained)}: give a number of twins to make of models, or "
-            "([...], [...]) with the results of the untrained twins of a and of b."
+            "([...], [...]) with the results of the untrained copies of a and of b."
         )
     return 0, groups
 
@@ -195,10 +195,10 @@ def _check_samples(results: Sequence[SweepResult], of_models: Sequence[tuple] = 
 def _measured(
     sides: Sequence[list[Network]], count: int, progress: bool, measure: Callable[..., SweepResult]
 ) -> tuple[Results, Results]:
-    """Returns the results of both sides and of `count` untrained twins of each, seeds 0, 1, ...
+    """Returns the results of both sides and of `count` untrained copies of each, seeds 0, 1, ...
 
-    Given results are kept. A side of results has no new twins, because its models are unknown.
-    Sides of the same architecture share twins.
+    Given results are kept. A side of results gets no new copies, because its models are unknown.
+    Sides of the same architecture share copies.
     """
     models = [next((one for one in side if isinstance(one, HookedModel)), None) for side in sides]
     kinds = ["" if model is None else _architecture(model) for model in models]

@@ -157,7 +157,7 @@ def contents(table: pd.DataFrame, start: int, stop: int, count: int) -> dict[str
 
 
 def named(names: Sequence[str]) -> str:
-    """Returns the names of the first four files as an error shows them."""
+    """Returns the first four file names, quoted for an error message."""
     return ", ".join(map(quoted, names[:4]))
 
 

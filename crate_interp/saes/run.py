@@ -81,9 +81,9 @@ def evaluate(
 
 @dataclass(frozen=True)
 class EvaluateSaes(Question):
-    """The question of `evaluate`.
+    """Measures what autoencoders lose.
 
-    loss: of the samples. mask `[n, pos]`: of all samples, the first of which has number `first`.
+    loss: the loss of each sample. mask: the mask of all samples `[n, pos]`, from number `first` on.
     """
 
     saes: Mapping[str, Coder]
@@ -96,7 +96,7 @@ class EvaluateSaes(Question):
     result = SaeResult
 
     def settled(self, model: HookedModel, samples: Samples) -> "EvaluateSaes":
-        """Refuses what cannot be asked, and fills in what model and samples decide."""
+        """Refuses invalid requests, and fills in what model and samples decide."""
         checks.count("seed", self.seed, least=0)
         check_logits(model, "an evaluation of autoencoders")
         check_saes(model, self.saes)

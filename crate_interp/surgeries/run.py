@@ -101,7 +101,7 @@ def surgery(
 
 @dataclass(frozen=True)
 class Surgery(Question):
-    """The question of `surgery`. steps: those of the replacements. loss: of the samples."""
+    """Measures replaced steps. steps: the steps that replace. loss: the loss of each sample."""
 
     replacements: Sequence[Replacement] | None
     mixes: Sequence[float]
@@ -114,7 +114,7 @@ class Surgery(Question):
     result = SurgeryResult
 
     def settled(self, model: HookedModel, samples: Samples) -> "Surgery":
-        """Refuses what cannot be asked, and fills in what model and samples decide."""
+        """Refuses invalid requests, and fills in what model and samples decide."""
         numbers: Any = {"eps": checks.positive("eps", self.eps)}
         numbers["seed"] = checks.count("seed", self.seed, least=0)
         check_logits(model, "surgery")

@@ -88,7 +88,7 @@ def linear_probe(
 
 @dataclass(frozen=True)
 class LinearProbe(Question):
-    """The question of `linear_probe`. classes: of samples. forward: a store's, or the model's."""
+    """Fits a linear probe. classes: one per sample. forward: that of a store or of the model."""
 
     pool: str | None
     test: float

@@ -83,7 +83,7 @@ def sweep(
 
 @dataclass(frozen=True)
 class Sweep(Question):
-    """The question of `sweep`. replay: the forward of a store, if the data is one."""
+    """Measures probes over samples. replay: the forward of a store, if the data is one."""
 
     probes: Any = None
     blocks: str = "blocks"

@@ -90,7 +90,7 @@ def store(
 
 @dataclass(frozen=True)
 class Store(Question):
-    """The question of `store`. shapes: of one sample at each point. forward: options of a run."""
+    """Stores activations. shapes: one sample's at each point. forward: options of a run."""
 
     points: NamesFilter
     stored: str
@@ -100,7 +100,7 @@ class Store(Question):
     result = store_reading.ActivationStore
 
     def settled(self, model: HookedModel, samples: Samples) -> "Store":
-        """Refuses what cannot be asked, and fills in what model and samples decide."""
+        """Refuses invalid requests, and fills in what model and samples decide."""
         checks.one_of("dtype", self.stored, tuple(DTYPES))
         names = model.matching_points(self.points)
         shapes, forward = _tried(model, samples, names)

@@ -159,13 +159,13 @@ def atom_names(
 
 @dataclass(frozen=True)
 class NamesOfAtoms(Question):
-    """The question of `atom_names`."""
+    """Scores candidate names of each atom."""
 
     seed: int
     result = AtomNames
 
     def settled(self, model: HookedModel, samples: Samples) -> "NamesOfAtoms":
-        """Refuses what cannot be asked, and fills in what model and samples decide."""
+        """Refuses invalid requests, and fills in what model and samples decide."""
         check_atoms(model.cfg, "atom_names")
         if model.cfg.kind not in ("vision", "text"):
             raise ValueError("names need one kind of sample: give a model of images or of texts.")
