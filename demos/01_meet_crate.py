@@ -13,8 +13,7 @@
 #
 # **What can you see inside a white-box transformer?** You can see every step: what each head looks
 # at, which atoms are on, and how much a token costs. In the picture CLS attends to the drawing, in
-# each head to other parts of it. The code gets sparser from layer to layer, and denser in the last
-# layer.
+# each head to other parts of it. The code gets sparser by layer, and denser in the last layer.
 #
 # The layers of CRATE were derived from an optimisation problem. Each layer takes two steps to solve
 # it. *Compress* is attention in which query, key and value are one code in a learned subspace.
@@ -77,8 +76,7 @@ ci.circuits.logit_lens(cache, sample=0, count=3)
 # %% [markdown]
 # ## What follows
 # Now measure each layer. `ci.probe` measures a cache, and `ci.sweep` measures a data set. Do codes
-# become sparser from layer to layer? Differences are paired by image, with 95 % intervals over
-# images.
+# become sparser from layer to layer? Differences are paired by image, with 95 % intervals.
 
 # %%
 with torch.no_grad():

@@ -74,8 +74,7 @@ print(audit.text())
 # (R^c also at every eps), and if it beats both its baseline (*excess*) and random weights (*gain*).
 # A claim is broken (`-`) if its value misses the bounds or does worse than the baseline. Else the
 # claim depends on the setting (`~`) or is undecided (`?`). `c`, by construction, means that a layer
-# with exactly the theory's weights misses the bound on these tokens too: the miss says nothing
-# about training.
+# with exactly the theory's weights misses the bound here too, whatever training does.
 #
 # For example, the lasso falls in every layer. But in three layers random dictionaries with the same
 # singular values lower their lasso more:
@@ -91,8 +90,7 @@ lasso[names].round(3)
 # U_k^T. The networks here train the output map freely. Its cosine with U_k^T is 1 if the map has
 # learned what was derived. It is -1 if the map has learned the opposite sign, as in the variant
 # CRATE-N ([arXiv 2411.17182](https://arxiv.org/abs/2411.17182), section 4.2). The cosine needs no
-# data. The figure shows each head's cosine during training; the grey band holds 95 % of random
-# matrices.
+# data. The figure shows each head during training; the grey band holds 95 % of random matrices.
 
 # %%
 STEPS = [0, 10, 40, 160, 640, 2560, 4280]
@@ -107,7 +105,7 @@ cosines_by_step(cosines, STEPS, band)
 
 # %% [markdown]
 # ## What follows
-# "Stream as it is" and "At a fixed norm" differ only in the length of Z. So how much longer does
+# "Stream as it is" and "At a fixed norm" differ only in the length of Z. How much longer does
 # attention make Z?
 
 # %%

@@ -50,8 +50,7 @@ shown = ["way", "layer", "head", "value", "low", "high", "other_image", "random"
 segments.layers()[[*shown, "centre", "strongest", "excess", "excess_low", "excess_high"]].round(3)
 
 # %% [markdown]
-# Look at the images with the highest and the lowest score; the printed line names the head and the
-# samples.
+# Look at the images with the highest and the lowest score; the printed line names the head.
 
 # %% tags=["lead"]
 ranked = segments.table("images").sort_values("score", ascending=False)

@@ -96,8 +96,7 @@ for frame, title in FRAMES.items():
 # ## When is it done?
 # A number has settled once it stays close to its last value, within 10 % of its total change. The
 # checkpoint where this happens depends on the images. So we draw the images again 2,000 times, and
-# give the middle 95 % of the checkpoints. All of this is one training run: another seed may learn
-# at other steps.
+# give the middle 95 % of the checkpoints. This is one training run; others may differ.
 
 
 # %%

@@ -15,8 +15,8 @@
 # as a gradient step that lowers the rate R^c, and the sparse step as one or two proximal steps on a
 # lasso. The layers of crate-tiny-fashion do something else (notebook 02). Replace a layer's own
 # step with the derived step, and look at the answers. **Not measurably.** With 5 % of the most
-# promising step the loss falls in none of three networks; it changes by at most .032 nats
-# (picture).
+# promising step the loss falls in none of three networks (picture), and changes by .032 nats at
+# most.
 
 # %%
 import numpy as np
@@ -42,17 +42,13 @@ for mix in (0.0, 0.1, 1.0):
 #
 # There are six steps. Four replace attention, each as long as the layer's own update:
 #
-# * `gradient`: minus the gradient of R^c. In the language model a token's rate counts only the
-#   tokens it sees.
+# * `gradient`: minus the gradient of R^c (in the language model, over the tokens seen).
 # * `neumann`: the first two terms of its Neumann series.
-# * `plus`, `minus`: the layer's own attention, with U or -U as output map in place of the learned
-#   map.
+# * `plus`, `minus`: the layer's own attention, with U or -U in place of the output map.
 #
-# Two replace the sparse step: `4 steps` towards the solution of the layer's own lasso, and the
-# `solution` itself.
+# Two replace the sparse step: `4 steps` on the layer's own lasso, and the lasso's `solution`.
 #
-# Each slope is compared with slopes in random directions, which are as long as the change and the
-# same for all samples.
+# Each slope is compared with random directions as long as the change, the same for all samples.
 
 # %%
 fast = ["gradient", "neumann", "plus", "minus", 4]
@@ -80,8 +76,7 @@ slopes_by_layer(tables, [*fast[:4], "4 steps", "solution"])
 # %% [markdown]
 # A slope shows only the beginning. Does the loss still fall a little further on? In each network
 # take the step and the layer with the steepest fall, and mix 5 % of the step into that layer. Judge
-# it on other samples: on the samples that chose it, the steepest of many slopes looks steeper than
-# it is.
+# it on other samples: on the samples that chose it, the steepest slope looks too steep.
 
 # %%
 further = {}

@@ -41,8 +41,7 @@ def repeated(seed):
 # %% [markdown]
 # ## One answer
 # Columns are tokens, layers go upwards. An edge is the direct effect of one code on another; it is
-# black if a head carries most of it. The page shows what feeds each node, and what removing the
-# node does.
+# black if a head carries most of it. The page shows what feeds a node, and what its removal does.
 
 # %% tags=["lead"]
 tokens, target = repeated(1)
@@ -100,9 +99,8 @@ ci.viz.heatmap(shares.mean(axis=0), title=words, unit="influence through the hea
 # %% [markdown]
 # ## Why crate-tiny-lm closes a quote
 # We explain a difference: the logit of `.”` minus the logit of `.`, where quotes end in texts that
-# the model has not seen. Does the opening quote take part? We remove its token in real forward
-# passes, by setting all its codes of a layer to 0. For comparison we remove the token two places
-# later.
+# the model has not seen. Does the opening quote take part? We remove its token in real runs, by
+# setting all its codes of a layer to 0. To compare, we remove the token two places later.
 
 # %%
 lm = ci.load("crate-tiny-lm")

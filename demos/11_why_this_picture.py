@@ -15,8 +15,7 @@
 # alone give 89 % of the first picture's answer. The largest activations at the same patches give 86
 # %, random codes 3 %. Attention rollout ranks patches best: removing them in its order gives the
 # smallest area (.21; graph .53, random .66), and putting them back a larger area than random order.
-# Over 16 pictures we can't tell the graph's order from a random order. Any map of importance can
-# take this test.
+# Over 16 pictures we can't tell the graph's order from a random order. Any map can take this test.
 
 # %%
 import numpy as np
@@ -59,9 +58,8 @@ shown.filter(items=["node", "value", "attribution", "effect", "label"])
 # We try four orders of the patches: by the graph (the attribution of the patch's embedding), by the
 # gradient times the input, by attention rollout, and random. A patch that is taken away becomes
 # grey, the mean of the training pictures. *Deletion* is the area under the answer while patches are
-# taken away: small is good. *Insertion* is the area while patches are put into a grey picture:
-# large is good. The answer is the logit minus the mean logit, as a share of the whole picture's
-# answer.
+# taken away: small is good. *Insertion* is the area while patches come into a grey picture: large
+# is good. The answer is the logit minus the mean logit, as a share of the whole picture's.
 
 # %%
 height, width = model.cfg.patch_size
