@@ -166,7 +166,7 @@ def test_sharded_folders(suffix, tmp_path):
     index.write_text(json.dumps({"weight_map": {**mapped, "n_averaged": f"../a/{name}"}}))
     fails(rf"names '../a/{name}': expected {suffix} files in the same folder", folder)
     index.write_text(json.dumps({"weight_map": {}}))
-    fails("has no weight_map: it is no index", folder)
+    fails("has no weight_map: it is not a weight index", folder)
     index.write_text(json.dumps({"weight_map": mapped}))
     (folder / name).unlink()
     fails(f"{name} is not a readable checkpoint", folder)
@@ -293,7 +293,7 @@ def test_wrong_and_missing_configs_are_told(tmp_path):
     path = lightning_file(model, tmp_path / "lit.ckpt")
     refused_with(r"config.json next to it: put it there.*config=model.cfg\)", path)
     refused_with("n_heads=3 contradicts config=, which says 5", path, config=model.cfg, n_heads=3)
-    refused_with("is no config of a hooked model", path, config={"d_model": 3})
+    refused_with("is not a config of a hooked model", path, config={"d_model": 3})
     refused_with("keys not used", model.state_dict(), config=make(n_layers=2).cfg)
     with pytest.raises(ci.CheckpointError, match="tensors, too few for 1000000000"):
         ci.load(path, config=model.cfg.to_dict() | {"n_layers": 10**9})

@@ -1,4 +1,4 @@
-"""Folders and configs of models: ours, which save_pretrained wrote, and those of trainers."""
+"""Folders and configs of models: those that save_pretrained wrote, and those of trainers."""
 
 import re
 from collections.abc import Mapping
@@ -114,7 +114,7 @@ def _config_fields(config: object) -> dict[str, Any]:
         content = content.get("config")
     if not isinstance(content, Mapping) or not isinstance(content.get("family"), str):
         raise CheckpointError(
-            f"config={config!r} is no config of a hooked model: give a CrateConfig such as "
+            f"config={config!r} is not a config of a hooked model: give a CrateConfig such as "
             "model.cfg, a dict of its fields with a `family`, or the path of its config.json."
         )
     check_names(content)
@@ -175,7 +175,7 @@ def files_of(index: object, where: str, suffix: str) -> list[str]:
     """
     mapped = index.get("weight_map") if isinstance(index, Mapping) else None
     if not isinstance(mapped, Mapping) or not mapped:
-        raise CheckpointError(f"{where} has no weight_map: it is no index of weights.")
+        raise CheckpointError(f"{where} has no weight_map: it is not a weight index.")
     for name in mapped.values():
         if not isinstance(name, str) or name != Path(name).name or not name.endswith(suffix):
             raise CheckpointError(

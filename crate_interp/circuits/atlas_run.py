@@ -1,4 +1,4 @@
-"""ci.atlas: what every dictionary atom fires on, what it changes, and its nearest atoms."""
+"""ci.atlas: for every dictionary atom, what it fires on, what it changes, and its nearest atoms."""
 
 from dataclasses import dataclass, field, replace
 from functools import partial

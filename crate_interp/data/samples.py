@@ -65,8 +65,8 @@ class Files:
     def changed(self, table: pd.DataFrame) -> list[str]:
         """Returns the names of the files in a chunk's notes that hold something else now.
 
-        Only files with another size or another time are read. A file that is gone is no change,
-        because nothing else can have been read in its place.
+        Only files with another size or another time are read. A file that is gone does not count as
+        changed, because nothing else can have been read in its place.
         """
         changed: dict[str, None] = {}
         for file, sha256, *stamp in table[COLUMNS[2:]].itertuples(index=False):
