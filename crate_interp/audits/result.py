@@ -244,14 +244,14 @@ class AuditResult(Result):
     that has none. tokens: "all", "patches" (without CLS), or on how many evenly spaced tokens the
     number was measured, such as "4 of 50"; all columns of a row are over the same tokens. value,
     low, high: the mean over samples and its 95 % interval (bootstrap-t), which is NaN if all
-    samples have the same value; for a number of weights all three are its value. null, excess,
-    excess_low, excess_high: the number's null, and the value minus the null with its interval,
-    paired by sample. gain: the value minus the value with a new random output map, or dictionary,
-    in place of the layer's; the gain's interval is over draws (Student's t), and each group of
-    eight draws has to show what a verdict says. Random networks also have an excess over shuffled
-    updates, because averages are smooth, but they have no gain. untrained, difference: the mean of
-    the untrained copies, and this network's value minus that of a new random network, with an
-    interval over networks. shuffled, shuffled_low, shuffled_high: the mean of networks with this
+    samples have the same value; for a number of weights all three are its value. null: the number's
+    random baseline. excess, excess_low, excess_high: the value minus this baseline, with an
+    interval, paired by sample. gain: the value minus the value with a random output map, or
+    dictionary, in place of the layer's. The gain's interval is over draws (Student's t), and each
+    group of eight draws has to agree with the verdict. Random networks also have an excess over
+    shuffled updates, because averages are smooth, but they have no gain. untrained, difference: the
+    mean of the untrained copies, and this network's value minus that of a new random network, with
+    an interval over networks. shuffled, shuffled_low, shuffled_high: the mean of networks with this
     network's weights shuffled within each tensor, and the interval of one more such network (with
     this network's own error). ceiling: a limit that no update of this length passes, and that may
     be out of reach (`measures.least_rate` for a rate). share: the share of the limit that the layer
@@ -261,13 +261,13 @@ class AuditResult(Result):
     and gain lie on the better side of 0, or if the value is within the bounds and within 1 % of the
     ceiling; "broken" if the value's interval lies outside the bounds or the excess's interval lies
     on the worse side of 0; otherwise "undecided"; "not applicable" if the claim cannot be tested on
-    the layer. If the null itself is random weights, the gain replaces the excess, since many
+    the layer. If the baseline itself is random weights, the gain replaces the excess, since many
     samples of one draw say nothing about other draws. p: the verdict's p, adjusted over the layers
     of a setting by Holm's method; it is at most 0.05 for "kept" and "broken". reason: why the
     verdict is not "kept", if the value does not show why.
 
     `claims()` has a row per claim and layer. Its verdict covers all settings in which the claim
-    must hold: all frames, and every eps for the change of R^c, but only the main eps for other
+    must hold: all scalings, and every eps for the change of R^c, but only the main eps for other
     numbers. "depends": kept in some settings and broken in others; the column `on` names them. "by
     construction": wherever the claim is not kept, an ideal layer misses a bound too.
 

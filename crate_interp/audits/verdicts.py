@@ -110,9 +110,9 @@ def untrained_rows(result: Result, name: str, weights: str) -> Any:
 def _cells(measured: Measured, copies: dict[str, Parts]) -> pd.DataFrame:
     """Returns the cells of one number, with its tests adjusted over layers.
 
-    If the null is random weights, the test of the gain replaces the test of the excess: each draw
-    of weights serves all samples, so only the variation over draws shows what to expect of new
-    weights.
+    If the baseline is random weights, the test of the gain replaces the test of the excess. Each
+    draw of weights serves all samples, so only the variation over draws shows what new weights
+    would do.
     """
     number, values, result = measured.number, measured.values, measured.result
     free = measured.by_group(values)

@@ -80,8 +80,8 @@ def concentration(
             residual stream. In families whose code is the stream, such as crate, both are the same.
         rotations: How many random rotations to compare with.
         untrained: How many untrained copies (seeds 0, 1, ...) to measure too, on the first 64
-            samples with the same pairs and classes. If a pair's gap has the other sign in a copy,
-            its sign is turned.
+            samples with the same pairs and classes. A pair whose gap has the other sign in a copy
+            counts with its sign turned.
         run: As in `ci.sweep`. A shard returns None while answers of other shards are missing; run
             it again to continue.
 

@@ -160,7 +160,7 @@ def _cached(
 
 
 def _size(run: Experiment, store: Store) -> str:
-    """Says about how much will be written: Arrow adds where the rows of arrays begin."""
+    """Says about how much will be written: Arrow also stores where the rows of arrays begin."""
     n, numbers = run.samples.n or 0, sum(map(prod, store.shapes.values()))
     each = numbers * DTYPES[store.stored].itemsize
     points, samples = counted(len(store.shapes), "points"), counted(n, run.meta["unit"])
