@@ -11,12 +11,12 @@
 # %% [markdown]
 # # Meet CRATE
 #
-# **What can you see inside a white-box transformer?** Every step: what each head looks at, which
-# atoms are on, and how much a token costs. In the picture, CLS attends to parts of the drawing, and
-# each head to other ones. The code gets sparser from layer to layer, and denser in the last.
+# **What can you see inside a white-box transformer?** You can see every step: what each head looks
+# at, which atoms are on, and how much a token costs. In the picture CLS attends to the drawing, in
+# each head to other parts of it. The code gets sparser by layer, and denser in the last layer.
 #
-# The layers of CRATE were derived from an optimisation problem. Each layer takes two steps of it.
-# *Compress* is attention in which query, key and value are one code in a learned subspace.
+# The layers of CRATE were derived from an optimisation problem. Each layer takes two steps to solve
+# it. *Compress* is attention in which query, key and value are one code in a learned subspace.
 # *Sparsify* is one step towards a sparse code in a learned dictionary.
 
 # %%
@@ -65,7 +65,7 @@ off = ci.circuits.switched_off(model, images[0])
 ci.viz.explore(cache, images, without=off)
 
 # %% [markdown]
-# Two more views: the code of four atoms over the image, and what each layer would answer.
+# Two more views show the code of four atoms over the image, and what each layer would answer.
 
 # %%
 ci.viz.activations(cache, range(4), images=images)
@@ -75,9 +75,8 @@ ci.circuits.logit_lens(cache, sample=0, count=3)
 
 # %% [markdown]
 # ## What follows
-# Now the numbers of each layer. `ci.probe` measures a cache, and `ci.sweep` measures a data set. Do
-# codes become sparser from layer to layer? Differences are paired by image, with 95 % intervals
-# over images.
+# Now measure each layer. `ci.probe` measures a cache, and `ci.sweep` measures a data set. Do codes
+# become sparser from layer to layer? Differences are paired by image, with 95 % intervals.
 
 # %%
 with torch.no_grad():

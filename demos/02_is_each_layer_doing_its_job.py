@@ -13,13 +13,13 @@
 #
 # **Does every layer of this network, crate-tiny-fashion, compress and sparsify, as its derivation
 # says?** That depends on how the tokens are normalised. In every layer attention raises the rate
-# R^c of the stream as it is, and lowers it once the length of the stream is taken out. The picture
-# shows it, beside two nulls.
+# R^c of the stream as it is, and lowers R^c once the length of the stream is taken out. The picture
+# shows both, beside shuffled updates and untrained networks.
 #
-# There are three frames, and both sides of the step are taken in the same one:
+# We measure under three scalings, each applied before and after attention:
 #
 # * *Stream as it is*: Z before attention and Z + MSSA(LN(Z)) after it.
-# * *Through LayerNorm*: both through the LayerNorm that attention reads through.
+# * *Through LayerNorm*: both after the LayerNorm through which attention reads.
 # * *At a fixed norm*: both scaled to |Z|_F = sqrt(tokens x width).
 
 # %% tags=["lead"]
@@ -43,12 +43,12 @@ rates = every_eps[at].set_index(["frame", "layer"])
 rates_by_frame(rates, FRAMES)
 
 # %% [markdown]
-# The shuffled updates have the same lengths and directions, but each token gets that of another
-# token. Where the solid line lies below the dotted one, it matters *which* token gets which update:
-# that is the *excess*. Random networks have an excess too, because averages of tokens are smooth:
-# this one before training has -0.05 to -0.5 points. So there is a second comparison, the *gain*:
-# the layer against itself with a random output map that has the singular values of its own. The
-# table has the three in per cent of R^c, with 95 % intervals.
+# The shuffled updates have the same lengths and directions, but each token gets the update of
+# another token. If the solid line is lower than the dotted one, it matters *which* token gets which
+# update; the gap is the *excess*. Random networks have an excess too, because averages of tokens
+# are smooth: before training this network has -0.05 to -0.5 points. So there is a second
+# comparison, the *gain*: the layer against a copy whose output map is random, with the same
+# singular values. Below: change, excess and gain in % of R^c, with 95 % intervals.
 
 
 # %%
@@ -63,21 +63,21 @@ pd.DataFrame(columns).loc[list(FRAMES)]
 
 # %% [markdown]
 # ## All claims
-# This is the same for every claim that the papers make of a layer: a mark for each layer, and the
-# lowest and highest value over layers and frames.
+# The table shows every claim that the papers make of a layer. It has a mark for each layer, and the
+# lowest and highest value over layers and scalings.
 
 # %%
 print(audit.text())
 
 # %% [markdown]
-# How to read it. A claim is kept (`+`) only if its value lies within its bounds in every frame, R^c
-# at every eps as well, and if it beats both its null (*excess*) and random weights (*gain*); it is
-# broken (`-`) if it misses its bounds or does worse than its null, depends (`~`) on the setting, or
-# is undecided (`?`). By construction (`c`) means that a layer with exactly the weights of the
-# theory misses the bound on these tokens too, so that the miss says nothing about training.
+# How to read it. A claim is kept (`+`) only if its value lies within its bounds under every scaling
+# (R^c also at every eps), and if it beats both its baseline (*excess*) and random weights (*gain*).
+# A claim is broken (`-`) if its value misses the bounds or does worse than the baseline. Else the
+# claim depends on the setting (`~`) or is undecided (`?`). `c`, by construction, means that a layer
+# with exactly the theory's weights misses the bound here too, whatever training does.
 #
-# For example, the lasso falls in every layer, but random dictionaries with the same singular values
-# lower theirs more in three of them:
+# For example, the lasso falls in every layer. But in three layers random dictionaries with the same
+# singular values lower their lasso more:
 
 # %%
 lasso = table[table["number"] == "descends"].set_index("layer")
@@ -86,11 +86,11 @@ lasso[names].round(3)
 
 # %% [markdown]
 # ## What attention writes with
-# By the derivation a head writes with the subspace that it reads with: its output map W_O,k is
-# U_k^T. The networks here train the output map freely. Its cosine with U_k^T is 1 if it has learned
-# what was derived, and -1 if it has learned the opposite sign, which is the variant CRATE-N
-# ([arXiv 2411.17182](https://arxiv.org/abs/2411.17182), section 4.2). The cosine needs no data. The
-# figure shows it for each head along the training; the grey band holds 95 % of random matrices.
+# In the derivation a head writes with the subspace that it reads with: its output map W_O,k is
+# U_k^T. The networks here train the output map freely. Its cosine with U_k^T is 1 if the map has
+# learned what was derived. It is -1 if the map has learned the opposite sign, as in the variant
+# CRATE-N ([arXiv 2411.17182](https://arxiv.org/abs/2411.17182), section 4.2). The cosine needs no
+# data. The figure shows each head during training; the grey band holds 95 % of random matrices.
 
 # %%
 STEPS = [0, 10, 40, 160, 640, 2560, 4280]
@@ -105,8 +105,8 @@ cosines_by_step(cosines, STEPS, band)
 
 # %% [markdown]
 # ## What follows
-# "Stream as it is" and "At a fixed norm" differ in nothing but the length of Z. So how much longer
-# does attention make it?
+# "Stream as it is" and "At a fixed norm" differ only in the length of Z. How much longer does
+# attention make Z?
 
 # %%
 images = model.preprocess(ci.data.embedded("fashion")[:32]["image"])
@@ -158,13 +158,13 @@ print(
 
 # %% [markdown]
 # **So attention compresses if length does not count, and expands if it does.** With the length
-# taken out R^c falls in every layer, and by more than with shuffled updates; by more than with
-# random output maps as well in layers 2 to 5 in both frames, in layers 0 and 1 in neither. This is
-# not the step of the derivation: most output maps lean to the sign opposite to U_k^T, and only a
-# little (a cosine of -0.28 is 8 % of the squared norm).
+# taken out, R^c falls in every layer, and falls more than with shuffled updates. In layers 2 to 5
+# it also falls more than with random output maps, under both scalings; in layers 0 and 1 under
+# neither. This is not the derived step: most output maps lean towards -U_k^T, and only a little (a
+# cosine of -0.28 is 8 % of the squared norm).
 #
-# **The doubt.** One network, `crate-tiny-fashion`, trained once. Intervals are over its 32 images,
-# those of the gain over 8 random maps, at eps 0.1 with U as stored. Which frame is the right one is
-# not shown: the paper's step is a weighted mean of Z and MSSA(Z), and a network adds MSSA(LN(Z)) to
-# Z. Whether a network answers better because its layers compress: notebook 08. A large network: set
-# `REAL`.
+# **The doubt.** This is one network, `crate-tiny-fashion`, trained once. Intervals are over 32
+# images; intervals of the gain are over 8 random maps. All use eps 0.1 and U as stored. We don't
+# know which scaling is right: the paper's step is a weighted mean of Z and MSSA(Z), and a network
+# adds MSSA(LN(Z)) to Z. Notebook 08 asks whether a network answers better if its layers compress.
+# For a large network set `REAL`.

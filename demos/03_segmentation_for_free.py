@@ -12,11 +12,11 @@
 # # Segmentation for free?
 #
 # **Do attention maps of a classifier segment objects, although it never saw a mask?** Hardly, in a
-# network as small as this. On 128 drawings that it has never seen, the head that is best on one
-# half segments the other half no better than a map that is large in the middle (Jaccard index .32
-# for both), and the contrast of colours does far better (.57). The maps do follow their picture: on
-# the mask of another one the same heads have .13. The picture has all heads of a layer on the image
-# with the highest score, and on that with the lowest.
+# network as small as this. We take the head that is best on one half of 128 new drawings. On the
+# other half it is no better than a map that is large in the middle (Jaccard index .32 for both);
+# the contrast of colours is far better (.57). The maps do follow their image: on another drawing's
+# mask the same heads score .13. The picture shows all heads of a layer, on the images with the
+# highest and the lowest score.
 
 # %%
 import torch
@@ -39,18 +39,18 @@ print(segments.headline())
 print(f"Untrained networks: {NETWORKS}. Other random weights would give another score.")
 
 # %% [markdown]
-# The table has the score of each layer. Beside it stand the same heads on the mask of another
-# image, the same heads with patches in random order, and untrained networks (the mean of
-# `NETWORKS`). "Best head for each image" is how scores are published. There the mask itself chooses
-# the head, so the chance level is high too. `strongest` is the best mask that needs no network,
-# such as the contrast of colours to the picture's border, and `excess` the difference to it.
+# The table has the score of each layer. Its baselines are the same heads on another image's mask,
+# the same heads with patches in random order, and untrained networks (the mean of `NETWORKS`).
+# Published scores are of the "best head for each image". There the mask itself chooses the head, so
+# the chance level is high too. `strongest` is the best mask that needs no network, such as the
+# contrast of colours to the picture's border. `excess` is the score minus that of `strongest`.
 
 # %%
 shown = ["way", "layer", "head", "value", "low", "high", "other_image", "random", "untrained"]
 segments.layers()[[*shown, "centre", "strongest", "excess", "excess_low", "excess_high"]].round(3)
 
 # %% [markdown]
-# Look at the images with the highest and the lowest score; the line printed names head and samples.
+# Look at the images with the highest and the lowest score; the printed line names the head.
 
 # %% tags=["lead"]
 ranked = segments.table("images").sort_values("score", ascending=False)

@@ -12,10 +12,10 @@
 # # Edit a subspace
 #
 # **What is a head for, and what is an atom for?** Remove it, push along it, or replace it with its
-# value on another image, and see what the model answers. L0H2 counts most: without it the loss on
-# images that did not choose it rises by 1.18 nats (.76 to 1.60). Heads of the last two layers cost
-# nothing (picture): CLS has the answer before layer 3, and put into another image there it turns
-# that answer, too.
+# value on another image, and see what the model answers. Head L0H2 counts most: without it the loss
+# rises by 1.18 nats (.76 to 1.60), on images that did not choose it. Removing heads of the last two
+# layers costs nothing (picture). CLS has the answer before layer 3: put there into another image,
+# it changes that image's answer.
 
 # %%
 import torch
@@ -60,9 +60,9 @@ for half, (loss, right) in whole.items():
 # %% [markdown]
 # ## Ablate each head
 # `attn.hook_z` holds the output of each head in its own subspace. `zero` removes it, and `mean`
-# replaces it with its mean over images. Few answers change without a head: differences of accuracy
-# are too coarse to tell heads apart here. The loss moves with every image. If heads differ, both
-# halves must agree about them.
+# replaces it with its mean over images. Few answers change without a head, so accuracy is too
+# coarse to rank heads here. The loss changes on every image. If heads really differ, both halves of
+# the images must rank them alike.
 
 # %% tags=["lead"]
 costs = {}
@@ -94,8 +94,8 @@ ci.viz.heatmap(drop, title="rise of the loss without the head", unit="nats")
 # Project the head's subspace out of the normalised tokens. Then the head has nothing to read, and
 # other heads lose what their subspaces share with it. If the subspace is projected out of the
 # stream instead, some of its codes come back, because LayerNorm mixes the entries of a token. The
-# skip path loses the span, too. Compare with 20 random subspaces of the same width: is it this
-# subspace that counts, or would any other do?
+# skip path then loses the subspace, too. Compare with 20 random subspaces of the same width: does
+# this subspace count, or would any other do?
 
 # %%
 u = model.blocks[layer].attn.U[head]
@@ -121,9 +121,9 @@ for point in ("ln1.hook_normalized", "hook_resid_pre"):
 # %% [markdown]
 # ## Steer along an atom, and raise the threshold
 # In CRATE the code is the next stream, so a push along atom j changes that entry of every token.
-# Among the 192 atoms of the last layer, take the one whose push gathers the most answers, and the
-# median atom. Both are chosen on one half of the images, and the answers are those of the other
-# half. Only the last norm and the head run anew for each push.
+# Take two of the last layer's 192 atoms: the atom whose push turns the most images to one answer,
+# and the median atom. One half of the images chooses both atoms; the other half gives the answers.
+# Only the last norm and the head run anew for each push.
 
 # %%
 last = model.cfg.n_layers - 1

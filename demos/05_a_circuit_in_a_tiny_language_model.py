@@ -11,16 +11,16 @@
 # %% [markdown]
 # # How does a head whose query, key and value are one code do induction?
 #
-# An induction head finds the earlier copy of a token and reads what came after it. Its query is the
-# token itself, its key the token *before*: two different things. In CRATE both are the same code.
+# An induction head finds the earlier copy of a token and reads what came after it. Its query must
+# hold the token itself, and its key the token *before*. In CRATE query and key are the same code.
 #
-# **What was found: the position tells the two apart.** At an early position the code holds mostly
+# **The position decides which token the code holds.** At an early position the code holds mostly
 # the token before it, at a late position mostly the token itself. So late tokens can serve as
-# queries and early ones as keys. This holds in all three networks that were trained; in an
-# untrained one the code holds the token itself everywhere. Exchange the positions by hand, and in
-# two of the three the head turns round: it prefers the token *before* the earlier copy. In the
-# third, neither place gets as much as an even head would give. A GPT of the same shape (one
-# network) has a query and a key of their own, and does not turn round.
+# queries and early tokens as keys. This holds in all three trained networks; in an untrained
+# network the code holds the token itself everywhere. Exchange the positions by hand, and in two of
+# the three networks the head turns round: it prefers the token *before* the earlier copy. In the
+# third network neither token gets as much attention as an even head would give. A GPT of the same
+# shape (one network) has separate queries and keys, and its head does not turn round.
 #
 # The model, `crate-tiny-induction`, has 3 layers of 4 heads and was trained on nothing but strings
 # of random tokens that repeat. Intervals are over sequences.
@@ -85,10 +85,11 @@ def parts(model, head, role, places, count=1000):
 
 # %% [markdown]
 # ## In one picture
-# How much of the variance of the strongest induction head's code the token itself explains, and the
-# two tokens before it, by position (chance is 0). Left: CRATE, where query and key are this code.
-# The lines cross. Right: the GPT's query holds mostly the token itself and its key an earlier
-# token, wherever they stand. The thin line: where the longest first copy of the training ends.
+# What does the strongest induction head's code hold at each position? A line shows how much of the
+# code's variance a token explains: the token itself, or one of the two before it (chance is 0).
+# Left is CRATE, where query and key are this code: the lines cross. Right is the GPT: at every
+# position its query holds mostly the token itself, and its key an earlier token. The thin line
+# marks where the longest first copy of the training ends.
 
 # %% tags=["lead"]
 targets = repeat_targets(find, offsets=(0, 1, 2))
@@ -129,9 +130,10 @@ line_panels(panels, "position", "share of the code's variance", max(TRAINED))
 
 # %% [markdown]
 # ## The task
-# A separator, then a random string of 6 to 24 tokens that repeats to the end. From the second token
-# of the second copy on, every token can be known. Periods 9, 14 and 19 were held out. Copying after
-# the latest copy of the token at hand is not enough: a string may have a token twice.
+# A sequence is a separator, then a random string of 6 to 24 tokens that repeats to the end. From
+# the second token of the second copy on, every token can be predicted. Training left out strings of
+# 9, 14 and 19 tokens. It is not enough to repeat what followed the current token last time: a
+# string may have a token twice.
 
 
 # %%
@@ -175,12 +177,12 @@ print(f"  {'chance':16} {1 / SEPARATOR:.3f}")
 
 # %% [markdown]
 # ## The search
-# How much of each head's attention goes to the token before, to earlier copies of the token, and to
-# the tokens right after those. Dashed: untrained. Dotted: an even head, which is also what any head
-# has on average if its keys are permuted. A head belongs to a kind (dark) if it has at least two
-# thirds of the highest score of that kind, and more than even and than any untrained head. It can
-# be of two kinds. Below: by how much the accuracy falls if a head is replaced by its mean over the
-# other set of sequences.
+# The bars show how much of each head's attention goes to the token before, to earlier copies of the
+# token, and to the tokens right after those copies. Dashed is the untrained network. Dotted is an
+# even head, which is also the average of any head whose keys are permuted. A head belongs to a kind
+# (dark) if it scores at least two thirds of that kind's best head, and more than the even head and
+# every untrained head. A head can be of two kinds. The printed lines say how far the accuracy falls
+# if a head is replaced by its mean over the other set of sequences.
 
 # %%
 KINDS = {"previous": ("previous-token", "the token before"),
@@ -216,8 +218,8 @@ score_bars(drawn, (6, 5.2))
 # ## Who reads whom
 # Composition looks at the weights alone: how much of what one head writes lies in the subspace that
 # a later head reads? Path patching looks at the running model: what is lost if only this path
-# carries what the sender wrote on *other* strings of the same periods? For the query, the key and
-# the value of the receivers by themselves. A path can cost more than the 3.47 nats of chance: the
+# carries what the sender wrote on *other* strings of the same periods? We patch the receivers'
+# query, key and value one by one. A path can cost more than chance does (3.47 nats), because the
 # heads then predict the other string. These numbers have no interval.
 
 
@@ -259,11 +261,12 @@ circuit = ci.circuits.Circuit(edges, "nats lost per token if the path carries an
 
 # %% [markdown]
 # ## A circuit
-# The found heads work alone, every other head at its mean, on sequences and periods that did not
-# choose them. Faithfulness: of the accuracy that all heads together add, the share that these keep,
-# beside 100 random circuits of the same size. Minimality: what the least of them adds.
-# Completeness: parts of the circuit are taken out, with and without the other heads there; it is
-# the largest gap between the two. 0 would be best, and means that no other head does the same work.
+# The heads that we found work alone: every other head is replaced by its mean. The sequences and
+# periods did not choose them. *Faithfulness* is the share that these heads keep of the accuracy
+# that all heads add, beside 100 random circuits of the same size. *Minimality* is what the least
+# useful of these heads adds. For *completeness* we remove parts of the circuit, with and without
+# the other heads there, and take the largest gap between the two accuracies. A gap of 0 would mean
+# that no other head does the same work.
 
 
 # %%
@@ -286,13 +289,13 @@ print(result.table("heads").round(3).to_string(index=False))
 
 # %% [markdown]
 # ## What the tie changes, shown by editing
-# In CRATE query i and key j have the same score as query j and key i: first line below. Say that b
-# follows a. The second a should look at the first b; the second b would then look at the first a,
-# the token *before* its copy. Without positions both scores would be the same.
+# In CRATE query i and key j score the same as query j and key i (first line printed). Say that b
+# follows a, and that there are no positions. If the second a looks at the first b, the second b
+# then looks as much at the first a, the token *before* its copy.
 #
-# Here the same strings stand at early and at late positions, and the induction head alone gets its
-# query or its key from the other run. Bars: attention around the earlier copy, dark where the head
-# looks in the model as it is. In the last column the positions are exchanged.
+# Here we run the same strings at early and at late positions, and give only the induction head its
+# query or its key from the other run. The bars show attention around the earlier copy, dark where
+# the head looks in the unedited model. In the last column the positions are exchanged.
 
 # %%
 for which in ("CRATE", "GPT"):
@@ -350,16 +353,17 @@ for which in looked:
 score_bars(drawn, (10, 4), "places after the copy")
 
 # %% [markdown]
-# The preference follows the positions, not the roles of query and key. (The copy itself gets the
-# most attention: a code is like itself.) The GPT's head looks at the same place or at no place.
-# One doubt: late keys are unusual for both models, as every string of the training has a first copy
-# that ends by position 24.
+# CRATE's preference follows the positions: it does not matter which code is the query and which is
+# the key. (The copy itself gets the most attention, because a code is like itself.) The GPT's head
+# looks at the same place in every column, or nowhere. One doubt remains: late keys are unusual for
+# both models, because in training every first copy ends by position 24.
 #
-# The second edit unties the roles. A run gets what the layer of the previous-token heads gathers
-# from *other positions* out of other strings, so that the tokens before are wrong; or everything
-# but that, so that the token itself is wrong. The query, the key or the value of the induction
-# heads gets the codes of that run. CRATE needs the token before in all three (without it the
-# accuracy falls by more than .1), the GPT in the key alone.
+# The second edit makes one of the two tokens wrong. In one run, what the layer of the
+# previous-token heads gathers from *other positions* comes from other strings, so the tokens before
+# are wrong. In the other run everything else comes from other strings, so the token itself is
+# wrong. The induction heads then read their query, key or value from such a run. CRATE needs the
+# token before in query, key and value (without it the accuracy falls by more than .1). The GPT
+# needs it in the key alone.
 
 
 # %%
@@ -397,11 +401,11 @@ print(pd.DataFrame(rows, columns=names).to_string(index=False))
 
 # %% [markdown]
 # ## The other two seeds
-# Two more networks were trained by the same script, from other random numbers. Each has its own
-# strongest induction head, and 20 random circuits of the size of its own (seed 0: the 100 of
-# above). A head turns round if it gives the token before the copy more than the token after it, the
-# intervals apart, and more than an even head would give. In seed 1, which does not, the
-# duplicate-token heads stand in layer 1 and the induction heads behind them in layer 2.
+# Two more networks were trained by the same script, from other random numbers. Each network has its
+# own strongest induction head and circuit, beside 20 random circuits of the same size (seed 0: the
+# 100 above). A head turns round if it attends more to the token before the copy than to the token
+# after it, with intervals apart, and more than an even head. Seed 1's head does not turn round; its
+# duplicate-token heads are in layer 1, its induction heads in layer 2.
 
 
 # %%
@@ -457,8 +461,8 @@ for claim in shorts["seed 0"][1]:
 
 # %% [markdown]
 # ## When it forms
-# Eight steps of the training of seed 0: the strongest induction score, and the composition of the
-# heads that are found at the end. The GPT's accuracy is that of its card.
+# The table follows seed 0 over eight training steps: its strongest induction score, and the
+# composition of the heads that we found at the end. The GPT's accuracy comes from its card.
 
 # %%
 card = (files("crate_interp") / "assets/gpt-tiny-induction/README.md").read_text(encoding="utf-8")
@@ -487,7 +491,7 @@ line_panels(panels, "step (the first is 0)", logx=True, marker="o")
 
 # %% [markdown]
 # ## The circuit
-# An edge is as wide as what is lost, in nats per token, if it carries another string.
+# The wider an edge, the more is lost (in nats per token) if the edge carries another string.
 
 # %%
 ci.viz.circuit(circuit, title="induction in crate-tiny-induction")
@@ -501,10 +505,10 @@ ci.viz.explore(crate.run_with_cache(judge[:1])[1], judge[:1], circuit=circuit)
 
 # %% [markdown]
 # ## The same search in text
-# `crate-tiny-lm` was trained on books and a dictionary. Does it have an induction head? Random
-# tokens are shown twice. And does an open “quote” make it prefer `.”` to `.`? The windows run as
-# they are, and with every opening quote replaced by ` the`. Neighbouring windows are of one text,
-# so that the interval comes from drawing whole texts again.
+# `crate-tiny-lm` was trained on books and a dictionary. Does it have an induction head? We show it
+# random tokens twice. And does an open “quote” make it prefer `.”` to `.`? We run windows of text
+# as they are, and with every opening quote replaced by ` the`. Neighbouring windows belong to one
+# text, so the interval comes from resampling whole texts.
 
 # %%
 lm = ci.load("crate-tiny-lm")
@@ -558,7 +562,7 @@ print(
 
 # %% [markdown]
 # ## Conclusion
-# Intervals do not say what another training would have found; for that there are the three seeds.
+# Intervals do not say what another training run would give; the three seeds do.
 
 # %%
 for which in ("CRATE", "GPT"):

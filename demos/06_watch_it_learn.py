@@ -12,9 +12,9 @@
 # # Watch it learn
 #
 # **When in training do compression, sparsity and accuracy take their final values?** All three
-# settle in the same stretch, after step 640 and by step 2,560. In the last layer the objective
-# falls along the training through LayerNorm, as attention reads the stream (the picture), and rises
-# at a fixed norm. The first checkpoint, step 0, is the untrained network.
+# settle in the same stretch, after step 640 and by step 2,560. In training the last layer's
+# objective falls through LayerNorm, as attention reads the stream (picture), and rises at a fixed
+# norm. The first checkpoint, step 0, is the untrained network.
 
 # %%
 import torch
@@ -44,7 +44,7 @@ ci.viz.layers(swept, "compression.official_rate", labels=names)
 ci.viz.layers(swept, "sparsity.zero_fraction", labels=names)
 
 # %% [markdown]
-# The share of zeros in the code, one number for each layer and step:
+# Below is the share of zeros in the code, for each layer and step:
 
 # %%
 import pandas as pd
@@ -55,10 +55,10 @@ pd.concat(zeros, axis=1, keys=names).round(3)
 
 # %% [markdown]
 # ## The objective
-# A layer is meant to lower lambda |Z|_1 + R^c - R, with R^c against its own subspaces. All three
-# terms depend on the length of Z, so here are three frames: the stream as it is, through the
+# A layer is meant to lower lambda |Z|_1 + R^c - R, where R^c is over the layer's own subspaces. All
+# three terms depend on the length of Z, so we use three scalings: the stream as it is, after the
 # LayerNorm of the layer's attention, and at a fixed norm. Lower is better. U changes in training,
-# so compare the shapes of the lines with more confidence than their heights.
+# so trust the shapes of the lines more than their heights.
 
 # %% tags=["lead"]
 ci.viz.layers(swept, "objective.l1_read", labels=names)
@@ -87,17 +87,16 @@ for frame, title in FRAMES.items():
         print(f"{title}, {what}: {change.mean():+.0f} ± {half:.0f} nats")
 
 # %% [markdown]
-# On the stream as it is, the objective falls from layer to layer after layer 1, more so in the
-# trained network. In the other two frames the last two layers of the trained network raise it. In
-# layer 5 training lowered it on the stream and through LayerNorm, and raised it at a fixed norm. So
-# the verdict on the objective depends on the frame, as that on R^c does (notebook 02).
+# On the stream as it is, the objective falls from layer to layer after layer 1, and falls more in
+# the trained network. Under the other two scalings the last two layers of the trained network raise
+# the objective. In layer 5 training lowered it on the stream and through LayerNorm, and raised it
+# at a fixed norm. So the verdict on the objective depends on the scaling, as for R^c (notebook 02).
 
 # %% [markdown]
 # ## When is it done?
-# A number has settled at the first checkpoint after which it stays close to its last value: within
-# 10 % of its total change. Which checkpoint that is depends on the images. So draw the images again
-# 2,000 times, and look at the middle 95 % of the checkpoints. All of this is one training run:
-# another seed may learn at other steps.
+# A number has settled once it stays close to its last value, within 10 % of its total change. The
+# checkpoint where this happens depends on the images. So we draw the images again 2,000 times, and
+# give the middle 95 % of the checkpoints. This is one training run; others may differ.
 
 
 # %%

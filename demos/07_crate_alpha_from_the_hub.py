@@ -67,8 +67,8 @@ if model is None:
 
 # %% [markdown]
 # ## What follows
-# That the parts add up is arithmetic: it holds up to rounding, for any weights. Which part is the
-# largest is an observation on one image, and says nothing of others.
+# The parts add up, by arithmetic, for any weights (up to rounding). We saw which part is the
+# largest on one image only; other images may differ.
 
 # %%
 answer, kind = (3, "a random network") if model is None else (best, NAME)

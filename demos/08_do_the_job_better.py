@@ -13,10 +13,10 @@
 #
 # **Does the network answer better when a layer does its job better?** Attention in CRATE is derived
 # as a gradient step that lowers the rate R^c, and the sparse step as one or two proximal steps on a
-# lasso. The layers of crate-tiny-fashion do something else (notebook 02). Put the derived step in
-# place of a layer's own, and look at the answers. **Found: not measurably.** With 5 % of the most
-# promising step the loss falls in none of three networks; the changes lie within .032 nats
-# (picture).
+# lasso. The layers of crate-tiny-fashion do something else (notebook 02). Replace a layer's own
+# step with the derived step, and look at the answers. **Not measurably.** With 5 % of the most
+# promising step the loss falls in none of three networks (picture), and changes by .032 nats at
+# most.
 
 # %%
 import numpy as np
@@ -35,21 +35,20 @@ for mix in (0.0, 0.1, 1.0):
     print(f"{mix:4.0%} of the gradient step in every layer: accuracy {right:.3f}")
 
 # %% [markdown]
-# At full strength it destroys the network. That says little: each layer was trained on what the
-# layers before it write, and any other step moves it off its inputs. So ask where the loss goes
-# when a step *begins* to replace a layer's own. That is the slope d loss / d t of
-# `(1 - t) own + t step` at t = 0, which one backward pass gives exactly.
+# At full strength the derived step destroys the network. That says little: each layer was trained
+# on what the layers before it write, and any other step changes what it reads. So ask where the
+# loss goes when a step *begins* to replace a layer's own step. The answer is the slope d loss / d t
+# of `(1 - t) own + t step` at t = 0, which one backward pass gives exactly.
 #
-# There are six steps. In place of attention, each as long as the layer's own update:
+# There are six steps. Four replace attention, each as long as the layer's own update:
 #
-# * `gradient`: minus the gradient of R^c. In the language model a token counts the tokens it sees.
+# * `gradient`: minus the gradient of R^c (in the language model, over the tokens seen).
 # * `neumann`: the first two terms of its Neumann series.
-# * `plus`, `minus`: the layer's own attention, written by U or by -U in place of the learned map.
+# * `plus`, `minus`: the layer's own attention, with U or -U in place of the output map.
 #
-# In place of the sparse step: `4 steps` on the layer's own lasso, and its `solution`.
+# Two replace the sparse step: `4 steps` on the layer's own lasso, and the lasso's `solution`.
 #
-# Beside each slope stands the slope in random directions, which are as long as the change and the
-# same for all samples.
+# Each slope is compared with random directions as long as the change, the same for all samples.
 
 # %%
 fast = ["gradient", "neumann", "plus", "minus", 4]
@@ -75,9 +74,9 @@ for name, (source, limit, steps) in runs.items():
 slopes_by_layer(tables, [*fast[:4], "4 steps", "solution"])
 
 # %% [markdown]
-# A slope is a beginning. Does the loss really fall a little further on? Take the step and the layer
-# with the steepest fall in each network, put 5 % of it into that layer, and answer other samples.
-# On the samples that chose it, the steepest of many slopes looks steeper than it is.
+# A slope shows only the beginning. Does the loss still fall a little further on? In each network
+# take the step and the layer with the steepest fall, and mix 5 % of the step into that layer. Judge
+# it on other samples: on the samples that chose it, the steepest slope looks too steep.
 
 # %%
 further = {}

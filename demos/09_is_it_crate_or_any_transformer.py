@@ -14,10 +14,11 @@
 # **Which of the properties measured on CRATE come from its design?** A CRATE layer is made to
 # compress tokens and to make them sparse. A ViT is not, but training may make it do the same. So
 # here are five tiny CRATEs and five tiny ViTs, trained under one budget (`demos/train_pairs.py`):
-# the same pictures in the same order, as many steps, layers, heads, tokens and parameters. They are
-# measured at the same hook points, each kind beside networks with random weights. **Found: training
-# compresses and sharpens attention more in CRATE, and makes codes sparser more in the ViT**
-# (picture); the overlap of heads and the segmentation do not tell them apart.
+# the same pictures in the same order, and equal numbers of steps, layers, heads and tokens. Their
+# parameters are 215,786 and 215,298. We measure them at the same hook points, each kind beside
+# networks with random weights. **Training compresses tokens and sharpens attention more in CRATE,
+# and makes codes sparser more in the ViT** (picture). By the overlap of heads and by segmentation
+# we can't tell the kinds apart.
 
 # %%
 import datasets
@@ -44,16 +45,16 @@ comparison = ci.compare(
 networks = comparison.networks().query("layer < 4")
 
 # %% [markdown]
-# One number for each network, the mean over its layers: hollow with random weights, filled when
-# trained. The arrow says which way CRATE's design wants it.
+# Each dot is a network's mean over its layers: hollow for random weights, filled for trained ones.
+# The arrow says whether CRATE's design wants the number lower or higher.
 #
-# * **Compression**: how attention changes R^c, as attention reads the stream. A ViT has no U: the
-#   maps of its values stand in for it.
-# * **Sparsity**: Hoyer's, of what the second map of a layer reads. It is 1 for a single entry.
+# * **Compression**: how attention changes R^c of the stream as attention reads it. A ViT has no U,
+#   so its value maps stand in for U.
+# * **Sparsity**: Hoyer's index of what a layer's second map reads. It is 1 for one entry alone.
 # * **Overlap of heads**: the mean squared cosine between two heads' subspaces. Chance is 0.25.
-# * **Entropy of attention**, over that of even attention.
-# * **Segmentation**: the best head's mask of attention against the object, less the same mask
-#   against the object of another picture.
+# * **Entropy of attention**, divided by the entropy of even attention.
+# * **Segmentation**: how well the best head's attention mask fits the object, minus how well the
+#   same mask fits another picture's object.
 
 
 # %% tags=["lead"]
@@ -85,8 +86,8 @@ networks_of_kinds(
 )
 
 # %% [markdown]
-# What does training bring? The table has trained minus random for each kind, and the difference of
-# the kinds. Intervals (Welch's, 95 %) are over networks, so they say what other seeds would show.
+# What does training bring? The table has trained minus random for each kind, and the difference
+# between the kinds. Intervals (Welch's, 95 %) are over networks, so they hold for other seeds.
 
 
 # %%
@@ -115,15 +116,14 @@ for name, own in values.items():
     print(f"{name:22} {words(gains[0]):>26} {words(gains[1]):>26} {words(both):>26}")
 
 # %% [markdown]
-# Layer by layer the two may differ where their means do not. Bands are 95 % intervals over
-# networks, dashed lines are random networks. Below is the difference.
+# Single layers of CRATE and ViT may differ even if their means over layers do not. Bands are 95 %
+# intervals over networks; dashed lines are random networks. The lower row is CRATE minus ViT.
 
 # %%
 ci.viz.compare(comparison, "sparsity.hoyer")
 
 # %% [markdown]
-# A ViT's keys could stand in for U as well as its values. That is a choice: does the answer depend
-# on it?
+# A ViT's keys could stand in for U instead of its values. Does the answer depend on this choice?
 
 # %%
 keyed = [ci.bridge.load(f"weights/pair-vit-seed-{seed}", subspaces="key") for seed in SEEDS]
@@ -152,6 +152,6 @@ for whom, names in groups.items():
 
 # %% [markdown]
 # Under this budget the CRATEs answer better than the ViTs, as their cards say. So part of the
-# difference may come from how well each learned, and not from how it is built.
-# `demos/crate_against_vit.py` measures more, with a null for the compression and p adjusted over
-# all that is measured.
+# difference may come from how well each network learned, and not from how it is built.
+# `demos/crate_against_vit.py` measures more, with a random baseline for the compression, and p
+# values adjusted for all measures.

@@ -12,9 +12,9 @@
 # # Why this word?
 #
 # **Which codes made the model say this, and do they lead to the heads that are known to matter?**
-# crate-tiny-induction copies strings; notebook 05 finds the seven heads that do it, by experiments
-# on thousands of tokens. Found: the graph of one answer, without being told, finds more of the
-# seven than chance does.
+# crate-tiny-induction copies strings. Notebook 05 finds the seven heads that do the copying, by
+# experiments on thousands of tokens. The graph of one answer finds more of these heads than chance
+# does, although nobody tells it about them.
 
 # %%
 import numpy as np
@@ -40,8 +40,8 @@ def repeated(seed):
 
 # %% [markdown]
 # ## One answer
-# Columns are tokens, layers go upwards. An edge is the direct effect of a code on another, black if
-# a head carries most of it. The page has all nodes: what feeds each, and what removing it does.
+# Columns are tokens, layers go upwards. An edge is the direct effect of one code on another; it is
+# black if a head carries most of it. The page shows what feeds a node, and what its removal does.
 
 # %% tags=["lead"]
 tokens, target = repeated(1)
@@ -54,9 +54,9 @@ ci.viz.graph(graph)
 
 # %% [markdown]
 # ## Does the graph find the seven heads?
-# A head's share is what passes through it: the influence of each node, times the head's part of the
-# edges into the node. The seven heads with the largest shares are compared with the seven of
-# notebook 05. Seven heads drawn at random from twelve hit four of them on average.
+# A head's share sums over nodes: a node's influence times the head's part of the edges into it. We
+# compare the seven heads with the largest shares with the seven heads of notebook 05. Seven heads
+# drawn at random from all twelve would include four of these on average.
 
 
 # %%
@@ -98,9 +98,9 @@ ci.viz.heatmap(shares.mean(axis=0), title=words, unit="influence through the hea
 
 # %% [markdown]
 # ## Why crate-tiny-lm closes a quote
-# The question is a difference: the logit of `.”` minus that of `.`, at ends of quotes in texts that
-# the model has not seen. Does the opening quote take part? Its token is taken away in real
-# forwards, by setting all its codes of a layer to 0, and so is the token two after it.
+# We explain a difference: the logit of `.”` minus the logit of `.`, where quotes end in texts that
+# the model has not seen. Does the opening quote take part? We remove its token in real runs, by
+# setting all its codes of a layer to 0. To compare, we remove the token two places later.
 
 # %%
 lm = ci.load("crate-tiny-lm")
@@ -164,9 +164,9 @@ print(f"correlation with the real effect {np.corrcoef(attributed, lost)[0, 1]:.2
 
 # %% [markdown]
 # ## How far to trust it
-# Attributions are compared with real ablations of nodes that the graph does not hold. The graph's
-# nodes are kept alone, and taken away, beside the largest activations at the same tokens and
-# layers, which need no attribution.
+# We compare attributions with real ablations of nodes outside the graph. Then we keep only the
+# graph's nodes, or remove only these. We do the same with the largest activations at the same
+# tokens and layers, which need no attribution.
 
 
 # %%

@@ -1,4 +1,4 @@
-"""The audit of one layer's attention, compared with nulls, ceilings and the papers' operators."""
+"""The audit of one layer's attention, beside baselines, upper limits and the papers' operators."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -214,8 +214,7 @@ def _measure(cells: Cells, base: Base, name: str, change: Update) -> list[PerEps
 def _nulls(cells: Cells, base: Base, data: AttentionData, update: Update, setting: Setting) -> None:
     """Adds the numbers of the nulls.
 
-    The shuffled update is averaged over draws, of which the first alone are measured on the whole
-    grid.
+    The shuffled update is averaged over draws. Only the first draws are measured on the whole grid.
     """
     here, u = base.at(setting.eps), base.u
     update = frames.in_dtype(update, data.single)
@@ -311,7 +310,7 @@ def written(layer: Layer, z: Stream, u: Subspaces, causal: bool) -> tuple[Stream
 def _constructions(cells: Cells, layer: Layer, data: AttentionData, setting: Setting) -> None:
     """Adds the numbers of the layer's kind of attention on orthonormal subspaces.
 
-    Each is the better one of adding and subtracting it.
+    Adding and subtracting the attention are both tried; the better one counts.
     """
     u = layer.ideal
     arms = tuple(replace(arm, change=None) for arm in layer.arms(setting))  # u is orthonormal

@@ -1,7 +1,7 @@
-"""The claims of the papers about a layer, and when each counts as kept: the records of the audit.
+"""The records of the audit: the papers' claims about a layer, and when a claim counts as kept.
 
-The bounds are the same for every model. A claim has one number or several. Each number says whether
-it is judged at every eps. Pages, tables and docs take their words from here.
+The bounds are the same for every model. A claim has one number or several. A number's record says
+whether it is judged at every eps. Pages, tables and docs take their words from here.
 """
 
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ Need = Literal["subspaces", "series", "several heads", "lasso", "square dictiona
 class Number:
     """A number of the audit, kept if it lies in [low, high]; None means no bound.
 
-    null: the null whose value is subtracted to give the excess. draws: the random weights whose
+    null: the baseline whose value is subtracted to give the excess. draws: the random weights whose
     value is subtracted to give the gain. every_eps: whether the number is judged at every eps, not
-    only at the main eps. of_weights: whether it needs no data. ceiled: whether a ceiling is
-    measured. top: the ceiling, if a formula gives it. form: how a value is written.
+    only at the main eps. of_weights: whether it needs no data. ceiled: whether an upper limit
+    (ceiling) is measured. top: this limit, if a formula gives it. form: how a value is written.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""An objective in each frame at many eps, and how an update relates to its gradient."""
+"""An objective under each scaling at many eps, and how an update relates to its gradient."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -119,7 +119,7 @@ def spectrum(side: Side, frame: str) -> Spectrum:
 
 @dataclass(frozen=True)
 class Descent:
-    """The gradient of an objective and its Neumann form along one frame, at every eps.
+    """An objective's gradient and its Neumann form under one scaling, at every eps.
 
     The first half of the axis `way` holds the gradient at every eps, the second half its Neumann
     form. coefficients: c_i in sum_i c_i F^T F C v_i v_i^T U^T over eigenvectors v_i, which gives

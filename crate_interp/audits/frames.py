@@ -1,4 +1,4 @@
-"""Codes of the stream before and after an update or one of its nulls, in three frames.
+"""Codes of the stream before and after an update or its baseline, under three scalings (frames).
 
 The stream is projected onto the subspaces once. Everything else, including the nulls, is computed
 from these codes and from products of rows. This works because LayerNorm is linear except for the
@@ -247,8 +247,8 @@ class Side:
     def grams(self) -> dict[tuple[str, str], Float[Tensor, "batch head d_head d_head"]]:
         """Returns the Gram matrices of F_k C_k by frame ("stream", "read") and "all" or "patches".
 
-        If F_k = I, that of all tokens is that of the patches plus that of the first token. This sum
-        cancels no digits; a difference would.
+        If F_k = I, the matrix of all tokens is the patches' matrix plus the first token's matrix.
+        This sum cancels no digits; a difference would.
         """
         found: dict[tuple[str, str], Tensor] = {}
         for frame, codes in (("stream", self.codes), ("read", self.read)):

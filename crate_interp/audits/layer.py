@@ -267,8 +267,9 @@ def of_heads(block: Any) -> pd.DataFrame:
 class Bases:
     """Pairs of random orthonormal bases, uniformly drawn. The layers of a network share them.
 
-    For matrices of one shape the draws are the same, and each is made once: of a wide layer their
-    QR factorisations would cost more than its audit. generator: returns the generator of a draw.
+    Matrices of one shape share their draws, and each draw is made once. In a wide layer, the QR
+    factorisations of new draws would cost more than the audit. generator: returns the generator of
+    a draw.
     """
 
     def __init__(self, generator: Callable[[int], torch.Generator]) -> None:

@@ -1,4 +1,4 @@
-"""The kinds of attention that an audit knows: what each descends, and what each writes.
+"""The kinds of attention that an audit knows: what a kind descends, and what it writes.
 
 The operators are those of the papers, on codes in float64 and without hook points.
 """

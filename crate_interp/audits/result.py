@@ -1,4 +1,4 @@
-"""AuditResult: layers against claims, nulls and untrained networks, and what they come to."""
+"""AuditResult: how layers compare with claims, random baselines and untrained networks."""
 
 from typing import Any
 
@@ -130,7 +130,7 @@ def overview(result: Result) -> pd.DataFrame:
 def answers_by_layer(result: Result) -> pd.DataFrame:
     """Returns a row per layer: whether its attention and its sparse step do their jobs, in words.
 
-    The changes are relative, of the tokens as the layer reads them; chance: that of the null.
+    Changes are relative, and of the tokens as the layer reads them. chance: the baseline's change.
     """
     claims, main = result.table("claims"), main_rows(result, "cells")
     main = main[main["frame"].isin(["", "read"])]
@@ -201,9 +201,9 @@ def bounds_of(number: Number, short: bool = False) -> str:
 def change(rows: pd.DataFrame) -> int | None:
     """Returns whether a number is shown to be nearer to its bounds than with random weights.
 
-    rows: the number's cells in one layer; of several frames, "read" counts. Random weights are
-    those of untrained twins, and the network's own in random order: a difference from both must be
-    shown. 1 is nearer, -1 farther, 0 neither, None unknown.
+    rows: the number's cells in one layer; if there are several frames, "read" counts. Random
+    weights are those of untrained copies, and the network's weights in random order. The number
+    must be shown to differ from both. 1 is nearer, -1 farther, 0 neither, None unknown.
     """
     read = rows[rows["frame"] == "read"]
     row: Any = (read if len(read) else rows).iloc[0]
@@ -222,7 +222,7 @@ def change(rows: pd.DataFrame) -> int | None:
 
 
 def _distance(number: Number, value: float) -> float:
-    """Returns how far a value is from its bounds; the better of one-sided bounds counts on."""
+    """Returns how far a value is from its bounds; past a one-sided bound it keeps falling."""
     if number.better:
         return -number.better * value
     low, high = number.bounds
@@ -245,37 +245,38 @@ class AuditResult(Result):
     that has none. tokens: "all", "patches" (without CLS), or on how many evenly spaced tokens the
     number was measured, such as "4 of 50"; all columns of a row are over the same tokens. value,
     low, high: the mean over samples and its 95 % interval (bootstrap-t), which is NaN if all
-    samples have the same value; for a number of weights all three are its value. null, excess,
-    excess_low, excess_high: the number's null, and the value minus the null with its interval,
-    paired by sample. gain: the value minus the value with a new random output map, or dictionary,
-    in place of the layer's; the gain's interval is over draws (Student's t), and each group of
-    eight draws has to show what a verdict says. Random networks also
-    have an excess over shuffled updates, because averages are smooth, but they have no gain.
-    untrained, difference: the mean of the untrained twins, and the value of this network minus that
-    of a new random network, with an interval over networks. shuffled, shuffled_low, shuffled_high:
-    the mean of networks with the weights of this one, shuffled within each tensor, and the interval
-    of one more such network (with this network's own error). ceiling, share: a bound on the value
-    (`measures.least_rate` for a rate, which may be out of reach), and the share of it that the
-    layer reached, which is then a lower bound (negative for the wrong direction).
-    construction: the value of an ideal layer on these tokens; by_construction: whether that value
-    misses the bounds too. verdict: "kept" if the value's interval lies within the bounds and the
-    intervals of excess and gain lie on the better side of 0, or if the value is within the bounds
-    and within 1 % of the ceiling; "broken" if the value's interval lies outside the bounds or the
-    excess's interval lies on the worse side of 0; otherwise "undecided"; "not applicable" if the
-    claim cannot be tested on the layer. If the null itself is random weights, the gain replaces the
-    excess, since many samples of one draw say nothing about other draws. p: the verdict's p,
-    adjusted over the layers of a setting by Holm's method; it is at most 0.05 for "kept" and
-    "broken". reason: why the verdict is not "kept", if the value does not show why.
+    samples have the same value; for a number of weights all three are its value. null: the number's
+    random baseline. excess, excess_low, excess_high: the value minus this baseline, with an
+    interval, paired by sample. gain: the value minus the value with a random output map, or
+    dictionary, in place of the layer's. The gain's interval is over draws (Student's t), and each
+    group of eight draws has to agree with the verdict. Random networks also have an excess over
+    shuffled updates, because averages are smooth, but they have no gain. untrained, difference: the
+    mean of the untrained copies, and this network's value minus that of a new random network, with
+    an interval over networks. shuffled, shuffled_low, shuffled_high: the mean of networks with this
+    network's weights shuffled within each tensor, and the interval of one more such network (with
+    this network's own error). ceiling: a limit that no update of this length passes, and that may
+    be out of reach (`measures.least_rate` for a rate). share: the share of the limit that the layer
+    reached, so the true share may be higher (negative for the wrong direction). construction: the
+    value of an ideal layer on these tokens; by_construction: whether that value misses the bounds
+    too. verdict: "kept" if the value's interval lies within the bounds and the intervals of excess
+    and gain lie on the better side of 0, or if the value is within the bounds and within 1 % of the
+    ceiling; "broken" if the value's interval lies outside the bounds or the excess's interval lies
+    on the worse side of 0; otherwise "undecided"; "not applicable" if the claim cannot be tested on
+    the layer. If the baseline itself is random weights, the gain replaces the excess, since many
+    samples of one draw say nothing about other draws. p: the verdict's p, adjusted over the layers
+    of a setting by Holm's method; it is at most 0.05 for "kept" and "broken". reason: why the
+    verdict is not "kept", if the value does not show why.
 
     `claims()` has a row per claim and layer. Its verdict covers all settings in which the claim
-    must hold: all frames, and every eps for the change of R^c, but only the main eps for other
+    must hold: all scalings, and every eps for the change of R^c, but only the main eps for other
     numbers. "depends": kept in some settings and broken in others; the column `on` names them. "by
     construction": wherever the claim is not kept, an ideal layer misses a bound too.
 
     Stored tables: `numbers` (a row per sample, layer, setting and `of`, which is "layer" or the
     name of a null or limit), `weights`, `heads` (the cosine of each head's output map and U_k^T),
-    and `untrained` and `untrained_weights` (the same of the twins, by seed). `table("nulls")` has
-    every null, every ceiling and the paper's own operators, with standard errors.
+    and `untrained` and `untrained_weights` (the same for the untrained copies, by seed).
+    `table("nulls")` has every baseline, every upper limit and the paper's own operators, with
+    standard errors.
     """
 
     KIND = "audit"
@@ -313,9 +314,9 @@ class AuditResult(Result):
         A claim has a mark per layer, and its first number.
 
         + yes, - no, ~ depends on the scaling, ? can't tell, c can't tell, because an ideal layer
-        misses the bound too.
-        wanted: the bounds of the number; to be kept, it must also be better than its nulls. The
-        numbers are at the main eps: the lowest and the highest over layers and frames.
+        misses the bound too. wanted: the bounds of the number; a kept number must also beat its
+        baselines. The numbers are the lowest and the highest over layers and scalings, at the main
+        eps.
         """
         rows: Any = self._table("overview")
         header = ["claim", "layers", "wanted", "value", "untrained"]

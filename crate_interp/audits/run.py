@@ -45,20 +45,21 @@ def audit(
     seed: int = 0,
     **run: Unpack[Run],
 ) -> Perhaps[AuditResult]:
-    """Measures every layer against the claims of the papers, compared with nulls and ceilings.
+    """Measures every layer against the claims of the papers, beside baselines and upper limits.
 
-    Attention: whether it lowered its objective, along which direction, and how far; the objective
-    is R^c for MSSA, the variational bound at the memberships of the forward pass for TSSA, and the
-    rate of the representatives at its contraction for CBSA. The sparse step: whether
-    it lowered its own lasso from its own start, how far from the solution it stopped, and what
-    caused the zeros in its code. The weights: whether they satisfy the assumptions of the
-    derivation. Changes are measured in three frames, at the main eps and at a grid of eps, and at
-    the main eps also with orthonormal U and without CLS. Claims, bounds, frames, nulls and limits
-    are listed in crate_interp/audits/claims.py.
+    Of attention, the audit measures whether it lowered its objective, along which direction, and
+    how far. The objective is R^c for MSSA. For TSSA it is the variational bound at the memberships
+    of the forward pass, and for CBSA the rate of the representatives at its contraction. Of the
+    sparse step, the audit measures whether it lowered the layer's lasso, how far from the solution
+    it stopped, and what caused the zeros in its code. Of the weights, it measures whether they
+    satisfy the assumptions of the derivation. Changes are measured under three scalings of the
+    tokens (frames), at the main eps and at a grid of eps; at the main eps also with orthonormal U
+    and without CLS. All claims, bounds and baselines are listed in crate_interp/audits/claims.py.
 
-    On 64 samples the nulls and the grid are measured, and on 8 (of texts 10) of them the limits:
-    the first ones, of texts the first of each; all others only add to the values at the main eps.
-    In a masked autoencoder, the audit measures the encoder, which sees every patch.
+    Baselines and the grid are measured on the first 64 samples, upper limits on the first 8 (for
+    texts 10). The other samples only add to the values at the main eps. If samples are windows of
+    texts, the first window of each text comes first. In a masked autoencoder, the audit measures
+    the encoder, which sees every patch.
 
     Args:
         model: A hooked model.
@@ -66,14 +67,14 @@ def audit(
         eps: The main eps of the rates, as in the paper.
         lasso_tokens: On how many evenly spaced tokens of each sample the lasso is solved. Only
             "share" and "converged", which need its solution, are measured on these tokens alone.
-        untrained: How many untrained twins (seeds 0, 1, ...) are audited, on the first 64 samples.
+        untrained: How many untrained copies (seeds 0, 1, ...) are audited, on the first 64 samples.
         grid: Measure at a grid of eps and with orthonormal U too. Without it, the claims are
-            measured at the main eps only, in all frames, beside the nulls that verdicts need.
-        seed: The seed of the nulls.
+            measured at the main eps only, under all scalings, beside the baselines of verdicts.
+        seed: The seed of the random baselines.
         run: As in `ci.sweep`.
 
     Returns:
-        The verdict of each claim in each layer, and every number and null behind it.
+        The verdict of each claim in each layer, and every number and baseline behind it.
 
     Raises:
         ValueError: As `ci.sweep` does, and if activations are not finite.
@@ -84,7 +85,7 @@ def audit(
 
 @dataclass(frozen=True)
 class Audit(Question):
-    """The question of `audit`. setting: what a layer's audit needs to know."""
+    """Measures layers against claims. setting: what a layer's audit needs to know."""
 
     eps: float
     lasso_tokens: int
@@ -95,7 +96,7 @@ class Audit(Question):
     result = AuditResult
 
     def settled(self, model: HookedModel, samples: Samples) -> "Audit":
-        """Refuses what cannot be asked, and fills in what model and samples decide."""
+        """Refuses invalid requests, and fills in what model and samples decide."""
         checks.count("untrained", self.untrained, least=0)
         eps, grid = checks.positive("eps", self.eps), checks.flag("grid", self.grid)
         part, limited = _compared(samples)
@@ -143,9 +144,9 @@ class Audit(Question):
 def _compared(samples: Samples) -> tuple[frozenset[int], frozenset[int]]:
     """Returns which samples have nulls and the grid, and which of these have limits too.
 
-    They are the first 64 and the first 8. Of samples with groups, such as windows of texts, they
-    are the first of each group, then the second of each, and so on: as many, but at least 10 have
-    limits, because of fewer groups there is no interval.
+    They are the first 64 and the first 8. Samples with groups, such as windows of texts, are taken
+    one from each group in turn. Then at least 10 have limits, because fewer groups give no
+    interval.
     """
     if samples.groups is None:
         return frozenset(range(SAMPLES)), frozenset(range(LIMITED))
@@ -159,7 +160,7 @@ def _compared(samples: Samples) -> tuple[frozenset[int], frozenset[int]]:
 
 
 def _of_copies(tables: Mapping[str, Tables], table: str, *keys: str) -> pd.DataFrame:
-    """Returns a table of all twins; its column `weights` tells how theirs were made."""
+    """Returns a table of all random networks; its column `weights` says how each was made."""
     parts = [
         stacked([own[table] for name, own in tables.items() if name.startswith(start)], *keys)
         for start in WEIGHTS.values()

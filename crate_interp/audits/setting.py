@@ -22,10 +22,10 @@ class Setting:
     """The settings of an audit.
 
     eps: the main eps; grid: all eps. draws: how often the update is shuffled. part: the numbers of
-    the samples that have nulls, the grid and the star; limited: of those among them that have
-    ceilings, operators, constructions and random output maps too. has_cls: whether token 0 is CLS.
-    star: whether to measure also with orthonormal U, and also on patches without CLS, but not with
-    both changes at once. tokens: on how many tokens of each sample the lasso is solved.
+    the samples that have baselines, the grid and the star. limited: the numbers of samples that
+    also have upper limits, operators, constructions and random output maps. has_cls: whether token
+    0 is CLS. star: whether to measure also with orthonormal U, and also on patches without CLS, but
+    not with both changes at once. tokens: on how many tokens of each sample the lasso is solved.
     """
 
     eps: float

@@ -34,7 +34,7 @@ _SOLVED = {"tol": 3e-4, "max_steps": 2000}
 def of_sparse_step(lasso: Lasso, mid: Stream, y: Stream, code: SparseCode) -> Cells:
     """Returns the sparse step's numbers on all tokens.
 
-    What needs the lasso's solution is left to `of_solution`.
+    `of_solution` returns the numbers that need the lasso's solution.
     """
     own, x = _single(lasso, y)
     nothing = torch.zeros_like(lasso.lambd)

@@ -110,9 +110,9 @@ def untrained_rows(result: Result, name: str, weights: str) -> Any:
 def _cells(measured: Measured, copies: dict[str, Parts]) -> pd.DataFrame:
     """Returns the cells of one number, with its tests adjusted over layers.
 
-    If the null is random weights, the test of the gain replaces the test of the excess: each draw
-    of weights serves all samples, so only the variation over draws shows what to expect of new
-    weights.
+    If the baseline is random weights, the test of the gain replaces the test of the excess. Each
+    draw of weights serves all samples, so only the variation over draws shows what new weights
+    would do.
     """
     number, values, result = measured.number, measured.values, measured.result
     free = measured.by_group(values)
@@ -165,8 +165,8 @@ def _columns(name: str, difference: Difference) -> Columns:
 def _gains(measured: Measured) -> list[Difference]:
     """Returns the gains over random weights: over all draws, then over each group of eight draws.
 
-    Where one group does not show what the others show, the verdict hangs on which weights were
-    drawn, and so it is undecided.
+    If one group does not show what the others show, the verdict depends on the weights that were
+    drawn, so it is undecided.
     """
     start = f"{measured.number.draws} "
     tables = [measured.beside(of) for of in sorted(measured.own) if of.startswith(start)]
@@ -198,8 +198,9 @@ def _beside(kind: str, value: np.ndarray, difference: Difference, mean: np.ndarr
 def _limits(measured: Measured, mean: np.ndarray) -> tuple[Columns, np.ndarray]:
     """Returns the columns about the ceiling and about the construction (an ideal layer).
 
-    Also returns which cells are at their ceiling: the mean over the samples that have a ceiling is
-    within 1 % of the way from the ceiling to the bound. Such cells need not beat a null.
+    Also returns which cells are at their upper limit (ceiling): their mean, over samples that have
+    a limit, is within 1 % of the way from the limit to the bound. Such cells need not beat a
+    baseline.
     """
     number, blank = measured.number, np.full(len(mean), np.nan)
     low, high = number.bounds

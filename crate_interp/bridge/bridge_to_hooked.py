@@ -30,7 +30,7 @@ _UNNAMED = "LABEL_0"  # transformers' name for a class without a name
 
 
 def _config_of(bridge: nn.Module, subspaces: str, fields: dict[str, Any]) -> CrateConfig:
-    """Returns the config of a bridge, with these fields; none may contradict the weights."""
+    """Returns the config of a bridge, with these fields, which must not contradict the weights."""
     network: Any = bridge.original_model
     theirs, sizes = getattr(network, "config", None), _sizes(bridge)
     for name, size in sizes.items():

@@ -46,7 +46,7 @@ class Relay:
 
 
 class PlusBias:
-    """Adds `sign` times the bias of a role of a bridge's attention, if it has one.
+    """Adds `sign` times the bias of an attention map (`role`, such as "v"), if it has one.
 
     The bias is read at every call; this is an object, so that it can be copied.
     """
@@ -121,11 +121,11 @@ class BridgedNorm(nn.Module):
 class BridgedAttention(nn.Module):
     """The attention of a layer. U holds the columns of the map that `cfg.subspaces` names.
 
-    Which map is U is a choice, since queries, keys and values are three codes that nothing ties.
-    `hook_u` holds `LN(Z) U_k`, the chosen role without its bias. If several query heads share a key
-    and value, keys and values have one head for each group, and U does too unless subspaces is
-    "query"; W_K and W_V are repeated, as in TransformerLens. `hook_q` and `hook_k` come after the
-    rotation by positions, as in our own models.
+    Which map stands in for U is a choice, since nothing ties queries, keys and values. `hook_u`
+    holds `LN(Z) U_k`, the chosen role without its bias. If several query heads share a key and
+    value, keys and values have one head for each group, and U does too unless subspaces is "query";
+    W_K and W_V are repeated, as in TransformerLens. `hook_q` and `hook_k` come after the rotation
+    by positions, as in our own models.
     """
 
     def __init__(self, cfg: CrateConfig, block: nn.Module) -> None:

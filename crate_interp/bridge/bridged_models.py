@@ -230,7 +230,7 @@ class BridgedLM(TextMixin, BridgedModel):
     ) -> tuple[Int[Tensor, "batch pos"], Bool[Tensor, "batch pos"] | None]:
         """Returns the token ids of texts, and which of them are real, or None if all are.
 
-        Not by the bridge's own padding: it finds padding by its id, which may also begin a text.
+        The bridge's own padding is not used: it finds padding by an id that may also begin a text.
         """
         return super()._rows(input, prepend_bos, padding_side, truncate=False)
 

@@ -34,10 +34,10 @@ def to_bridge(model: object) -> TransformerBridge:
     """Returns TransformerLens' TransformerBridge over a copy of a hooked model.
 
     The bridge's logits are the model's bit for bit, and its hook points are the model's. Each point
-    has two names: the model's (`blocks.0.hook_resid_pre`, `blocks.0.attn.hook_u`), which is
-    `point.name`, and that of other bridges (`blocks.0.hook_in`, `blocks.0.attn.hook_in`). The copy
-    has the model's weights, switches, mode and tokenizer, and none of its hooks. The model itself
-    does not change, and later changes of model or copy do not reach the other.
+    has the model's name (`blocks.0.hook_resid_pre`, `blocks.0.attn.hook_u`), which is `point.name`,
+    and the name that other bridges use (`blocks.0.hook_in`, `blocks.0.attn.hook_in`). The copy has
+    the model's weights, switches, mode and tokenizer, and none of its hooks. The model itself does
+    not change, and later changes of model or copy do not reach the other.
 
     model: a HookedCrate (also the image tower of a CLIP, `clip.visual`) or a HookedCrateLM. Use the
     bridge for tools that ask for one: `attention_head_subspace_affinity`, `JacobianLens`,

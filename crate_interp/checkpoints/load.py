@@ -52,7 +52,7 @@ def load(
         model = ci.load("run/last.pth", eta=0.1)  # a field that the file does not tell
 
     A wrapper's words in the keys, and one prefix before all keys, are removed. Loading is strict:
-    every key is used once, or a warning names it as no part of the model; every parameter is
+    every key is used once, or a warning says that the model does not contain it; every parameter is
     filled, shapes are equal, and a file in the table of models must have the digest listed there.
     Nothing in a file is executed.
 
@@ -67,10 +67,10 @@ def load(
         revision: A branch, tag or commit on the Hub, or "step-N" for an embedded model, or for a
             folder that has steps/step-N.safetensors. Default: the one in the table of models.
         device: Where the model is put, such as "cuda".
-        dtype: Of the parameters. Default: float32.
-        cache_dir: As in huggingface_hub, and so are local_files_only and token.
+        dtype: The dtype of the parameters. Default: float32.
+        cache_dir: The folder of downloads, as in huggingface_hub.
         local_files_only: Download nothing.
-        token: For repos that are not public.
+        token: Your token of the Hub, for repos that are not public.
         config: All fields at once, as a CrateConfig, a dict or the path of a config.json. It is
             needed for tensors that have a hooked model's own names but no config.json of ours next
             to them: the state dict of a hooked model, a Lightning checkpoint (under any attribute),

@@ -1,4 +1,4 @@
-"""Folders and configs of models: ours, which save_pretrained wrote, and those of trainers."""
+"""Folders and configs of models: those that save_pretrained wrote, and those of trainers."""
 
 import re
 from collections.abc import Mapping

@@ -36,7 +36,7 @@ Rename = Callable[[str], str | None]
 
 
 class LeftOutWarning(UserWarning):
-    """Names the tensors of a source that are no part of the loaded model."""
+    """Names the tensors of a source that the loaded model does not contain."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""ci.atlas: what every dictionary atom fires on, what it changes, and its nearest atoms."""
+"""ci.atlas: for every dictionary atom, what it fires on, what it changes, and its nearest atoms."""
 
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -232,7 +232,7 @@ def atlas(
 
 @dataclass(frozen=True)
 class MakeAtlas(Question):
-    """The question of `atlas`. loss: of the samples."""
+    """Measures an atlas. loss: the loss of each sample."""
 
     top: int
     ablate: int
@@ -240,7 +240,7 @@ class MakeAtlas(Question):
     result = Atlas
 
     def settled(self, model: HookedModel, samples: Samples) -> "MakeAtlas":
-        """Refuses what cannot be asked, and fills in what model and samples decide."""
+        """Refuses invalid requests, and fills in what model and samples decide."""
         check_atoms(model.cfg, "an atlas")
         check_logits(model, "an atlas")
         check_gradients("atlas", model)

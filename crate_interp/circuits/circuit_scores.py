@@ -43,13 +43,13 @@ class CircuitScores(Result):
 
     `table()` has the columns measure, value, low, high (95 % interval over inputs; NaN if the
     metric was one number for all inputs), random_mean, random_low, random_high (the middle 95 % of
-    random circuits) and share_as_good. If n random circuits of as many heads were scored and k of
-    these do at least as well, share_as_good is `(1 + k) / (1 + n)`. The best scores are
-    faithfulness 1, completeness 0 and a high minimality. `table("heads")`: the cost of removing
-    each head from the circuit (minimality), with low and high. meta: `whole`, the metric with all
-    heads, and `none`, the metric with every head ablated. If `whole` and `none` are close, the
-    scores are noisy: look at both numbers, and at other inputs. The intervals ignore how the
-    circuit was chosen, so evaluate it on inputs that did not help to choose it.
+    random circuits) and share_as_good. If n random circuits of the same size were scored and k of
+    them do at least as well, share_as_good is `(1 + k) / (1 + n)`. The best scores are faithfulness
+    1, completeness 0 and a high minimality. `table("heads")`: the cost of removing each head from
+    the circuit (minimality), with low and high. meta: `whole`, the metric with all heads, and
+    `none`, the metric with every head ablated. If `whole` and `none` are close, the scores are
+    noisy: look at both numbers, and at other inputs. The intervals ignore how the circuit was
+    chosen, so evaluate it on inputs that did not help to choose it.
     """
 
     KIND = "circuit_scores"
@@ -99,8 +99,8 @@ def evaluate(
     itself or one of `subsets` random subsets of C; it is 0 if nothing outside does its work.
     Minimality is `min_v |F(C) - F(C without v)| / |F(M) - F(none)|` over the heads v of C.
 
-    Completeness is the largest of several ratios, minimality the least; their intervals hold for
-    all these ratios at once.
+    Completeness is the largest of several ratios, and minimality the least. Their intervals hold
+    for all ratios at once.
 
     Args:
         model: A hooked model.
@@ -112,7 +112,7 @@ def evaluate(
         reference: The inputs of the means. Default: `inputs`.
         ablation: "mean" replaces each head's output by its mean over `reference`, position by
             position; "zero" replaces it by 0.
-        random: How many random circuits of as many heads to compare with.
+        random: How many random circuits of equal size to compare with.
         subsets: How many random subsets of C completeness tries.
         seed: The seed of the random circuits and subsets.
         groups: As in `ci.sweep`.

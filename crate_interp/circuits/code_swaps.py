@@ -53,34 +53,34 @@ def concentration(
     """Measures how much of the difference of two answers a few nodes of a layer's code carry.
 
     A node is a (token, coordinate) of the code of one sample. Each sample is paired with a donor:
-    the next sample in the data, after the last one the first, that the model answers otherwise. The
-    answer is the class with the highest logit; for a text, the next token after the window. The gap
-    is the logit of the sample's answer minus that of the donor's answer. At each layer the k nodes
-    with the largest first-order effect, minus the gradient of the gap times (donor - own), take the
-    donor's values, and the model runs on from there. The share is
-    `sum(gap - gap of the swapped run) / sum(gap - gap of the donor)` over pairs: a ratio of sums,
-    which pairs with a small gap cannot upset. A pair may overshoot; what nodes carry is
-    `1 - sum |gap of the swapped run - gap of the donor| / sum |gap - gap of the donor|`: all of it
-    (1) only if each pair comes to its donor's gap, less on either side. Bases are compared by what
-    they carry. Several samples may have the same donor; intervals
-    take pairs as independent. With all nodes of a code that is the whole stream, the share is 1;
-    where the code is added to the stream, it is what passes through the code.
+    the next sample in the data that the model answers otherwise (after the last sample comes the
+    first). The answer is the class with the highest logit; for a text, the next token after the
+    window. The gap is the logit of the sample's answer minus that of the donor's answer. At each
+    layer the k nodes with the largest first-order effect, minus the gradient of the gap times
+    (donor - own), take the donor's values, and the model runs on from there. The share is `sum(gap
+    - gap of the swapped run) / sum(gap - gap of the donor)` over pairs: a ratio of sums, so that
+    pairs with a small gap cannot upset it. A pair may overshoot. So what nodes carry is `1 - sum
+    |gap of the swapped run - gap of the donor| / sum |gap - gap of the donor|`: it is 1 only if
+    each pair comes to its donor's gap, and less if a pair stops short or overshoots. Bases are
+    compared by what they carry. Several samples may have the same donor; intervals take pairs as
+    independent. If all nodes are swapped, the share is 1 where the code is the whole stream. Where
+    the code is added to the stream, the share is what passes through the code.
 
     The same difference is swapped in three bases: native (the atoms themselves, or the neurons of
     an MLP), pca (the principal axes of the layer's tokens, from the first 256 samples) and rotated
     (random orthonormal axes, the same in every layer of one width; `rotations` says how many are
-    drawn, with seeds 0, 1, ...). A code that is no privileged basis has the same share in native
-    and in rotated axes.
+    drawn, with seeds 0, 1, ...). If the code is not a privileged basis, native and rotated axes
+    have the same share.
 
     Args:
         model: A hooked model with logits.
         data: As in `ci.sweep`.
-        k: How many nodes to swap; several numbers.
+        k: How many nodes to swap: a list of numbers, each measured.
         point: code (mlp.hook_post), or stream (hook_resid_post), whose native axes are those of the
             residual stream. In families whose code is the stream, such as crate, both are the same.
         rotations: How many random rotations to compare with.
-        untrained: How many untrained twins (seeds 0, 1, ...) to measure too, on the first 64
-            samples with the same pairs and classes. A pair whose gap goes the other way in a twin
+        untrained: How many untrained copies (seeds 0, 1, ...) to measure too, on the first 64
+            samples with the same pairs and classes. A pair whose gap has the other sign in a copy
             counts with its sign turned.
         run: As in `ci.sweep`. A shard returns None while answers of other shards are missing; run
             it again to continue.
@@ -90,9 +90,9 @@ def concentration(
 
     Raises:
         ValueError: Before work starts, for a model without logits, for an unknown point, for a k
-            that is no list of numbers of at least 1, for fewer than 2 rotations, and under
-            torch.inference_mode(), because it needs gradients; before the first swap, if the
-            model gives all samples the same answer.
+            that is not a list of numbers of at least 1, for fewer than 2 rotations, and under
+            torch.inference_mode(), because it needs gradients; before the first swap, if the model
+            gives all samples the same answer.
     """
     question = Concentrate(k, point, rotations, untrained)
     return ask(question, model, data, run_options(concentration, run))
@@ -100,7 +100,7 @@ def concentration(
 
 @dataclass(frozen=True)
 class Concentrate(Question):
-    """The question of `concentration`."""
+    """Swaps the nodes of a code, and measures how far the answers move."""
 
     k: Sequence[int]
     point: str
@@ -109,7 +109,7 @@ class Concentrate(Question):
     result = Concentration
 
     def settled(self, model: HookedModel, samples: Samples) -> "Concentrate":
-        """Refuses what cannot be asked, and fills in what model and samples decide."""
+        """Refuses invalid requests, and fills in what model and samples decide."""
         if isinstance(self.k, str) or not isinstance(self.k, Sequence) or not self.k:
             raise ValueError(f"k={checks.quote(self.k)}: give a list of numbers of nodes.")
         counts = sorted({checks.count("k", one) for one in self.k})
@@ -244,8 +244,8 @@ def _of_pairs(
 ) -> tuple[dict[str, np.ndarray], pd.DataFrame]:
     """Returns the gaps of some samples and of their donors, and their rows of the table "swaps".
 
-    Donors are the next samples, so that at most one donor is not among the samples themselves: one
-    forward gives the codes of both.
+    Donors are next samples, so at most one donor is not among the samples: one forward gives the
+    codes of both.
     """
     model, cfg, n = chunk.model, chunk.model.cfg, len(inputs)
     classes = torch.tensor(rows[["answer", "donor_answer"]].to_numpy(), device=cfg.device)

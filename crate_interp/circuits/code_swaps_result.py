@@ -39,7 +39,7 @@ def _shares_of(result: Result, pairs: pd.DataFrame, swaps: pd.DataFrame, carried
 
 
 def _measured(result: Result) -> tuple[Shares, Shares, list[Shares], pd.DataFrame]:
-    """Returns what the model moves and carries, what each twin moves, and layer and k of rows."""
+    """Returns what the model moves and carries, what each copy moves, and layer and k of rows."""
     own: Any = result.table("pairs"), result.table("swaps")
     pairs, swaps = result.table("untrained_pairs"), result.table("untrained_swaps")
     twins = [
@@ -112,19 +112,20 @@ class Concentration(Result):
 
     `table()` has a row per layer, basis ("native", "pca", "rotated") and k: carried and share, each
     with its 95 % interval over pairs (carried_low, carried_high, low, high), n (pairs) and
-    untrained, the mean share of the untrained twins. `ci.circuits.concentration` says what both
-    are. `table("contrasts")` has a row per layer, other basis (versus) and k. difference: what
-    native axes carry minus what the other ones carry, of the same pairs. low, high, p: its 95 %
-    interval and p over pairs and, for rotated axes, over rotations; p is adjusted over all layers
-    and k (Holm). ratio: the native share over the other one. untrained: this ratio in the twins
-    (geometric mean). learned: ratio / untrained, with learned_low, learned_high and learned_p over
-    pairs and twins; above 1 training has concentrated what moves the gap. Twins are compared by the
-    ratio of shares, because their answers hardly differ: the best nodes move the gap several times
-    as far as the whole donor does, in all bases, so that none carries it.
+    untrained, the mean share of the untrained copies. `ci.circuits.concentration` defines carried
+    and share. `table("contrasts")` has a row per layer, other basis (versus) and k. difference:
+    what native axes carry minus what the other axes carry, over the same pairs. low, high, p: its
+    95 % interval and p over pairs and, for rotated axes, over rotations; p is adjusted over all
+    layers and k (Holm). ratio: the native share divided by the other share. untrained: this ratio
+    in the untrained copies (geometric mean). learned: ratio / untrained, with learned_low,
+    learned_high and learned_p over pairs and copies; above 1, training has concentrated what moves
+    the gap. Copies are compared by this ratio of shares, because their answers hardly differ: in
+    every basis the best nodes move the gap several times as far as the whole donor does, so no
+    basis carries it.
 
     Stored tables: `pairs` (sample, donor, answer, donor_answer, gap, donor_gap), `swaps` (sample,
-    layer, basis, k, moved: gap - gap of the swapped run), both of the twins too (`untrained_pairs`,
-    `untrained_swaps`), and `points` (layer, tokens, width, pca_tokens).
+    layer, basis, k, moved: gap - gap of the swapped run), both also for the untrained copies
+    (`untrained_pairs`, `untrained_swaps`), and `points` (layer, tokens, width, pca_tokens).
     """
 
     KIND = "concentration"
@@ -140,7 +141,7 @@ class Concentration(Result):
 
     @property
     def middle(self) -> int:
-        """Returns the middle one of the numbers of swapped nodes, of which the headline speaks."""
+        """Returns the middle of the numbers of swapped nodes; the headline is about this number."""
         counts = self.meta["settings"]["k"]
         return int(counts[(len(counts) - 1) // 2])
 

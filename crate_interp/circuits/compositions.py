@@ -156,9 +156,9 @@ def composition(
         run: As in `ci.sweep`, only with through="data"; batch_size is 8 unless given.
 
     Returns:
-        The score of each pair of heads, with its chance p/d and percentile_99: the 99th percentile
-        of the scores of `draws` random subspaces of the same width, for the same head i and layer
-        m. None while chunks of other shards are missing.
+        The score of each pair of heads, with its chance level p/d, and percentile_99. This is the
+            99th percentile of the scores of `draws` random subspaces of the same width, for the
+            same head i and layer m. None while chunks of other shards are missing.
 
     Raises:
         ValueError: For an unknown `through` or role, for data that is missing or that `through`
@@ -187,7 +187,7 @@ def composition(
 
 @dataclass(frozen=True)
 class Compositions(Question):
-    """The question of `composition`."""
+    """Measures what heads read of earlier heads."""
 
     through: str
     role: str

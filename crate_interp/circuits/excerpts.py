@@ -31,9 +31,10 @@ def excerpts(
 ) -> dict[str, pd.DataFrame]:
     """Returns the tables `images` and `contexts` for places, a table of samples and tokens.
 
-    images (image models): sample, rows, columns (of its patches), picture (the bytes of a WebP);
-    one row for each sample of the places. contexts (text): sample, token, before, at, after; one
-    row for each place. The other table is empty. The samples are read from the data again.
+    images has a row for each sample of the places: sample, rows, columns (of its patches), picture
+    (the bytes of a WebP). contexts has a row for each place: sample, token, before, at, after. An
+    image model fills images, a model of text contexts; the other table is empty. The samples are
+    read from the data again.
     """
     wanted: Any = places[["sample", "token"]].drop_duplicates()
     text = model.cfg.kind == "text"

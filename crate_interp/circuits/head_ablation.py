@@ -1,4 +1,4 @@
-"""What heads do for the answers: each left out over data, or parts of one input switched off."""
+"""What heads do for the answers: ablate each head over data, or switch off parts on one input."""
 
 import math
 from collections import Counter
@@ -230,7 +230,7 @@ def ablate_heads(
 
 @dataclass(frozen=True)
 class AblateHeads(Question):
-    """The question of `ablate_heads`. loss: of the samples."""
+    """Ablates heads one by one. loss: the loss of each sample."""
 
     how: str = "mean"
     metric: str = "loss"
@@ -239,7 +239,7 @@ class AblateHeads(Question):
     result = HeadAblation
 
     def settled(self, model: HookedModel, samples: Samples) -> "AblateHeads":
-        """Refuses what cannot be asked, and fills in what model and samples decide."""
+        """Refuses invalid requests, and fills in what model and samples decide."""
         checks.one_of("how", self.how, ("mean", "zero"))
         checks.one_of("metric", self.metric, ("loss", "accuracy"))
         if self.screen is not None:
@@ -386,13 +386,14 @@ def switched_off(model: HookedModel, sample: Shaped[Tensor, "*sample"]) -> pd.Da
     """Returns the likeliest answer to one input, with each part switched off in turn.
 
     sample: an image `[channels, height, width]` or token ids `[pos]`, or a batch of one of them; a
-    text's answer is the token after its last one. The first row, of kind "nothing", is the model
-    as it is. The others have one part off: "head": the head's output z is 0 at every token; "atom":
-    so is the atom's entry of the code, for the 40 atoms with the largest share of their layer's
-    codes over all tokens, and the 8 largest of each layer at the token that answers, CLS or a
-    text's last one; "patch": the patch has the mean colour of the image. Columns: kind; layer and
-    number of the part (-1 if it has none); probability, of the answer of the first row; answer, the
-    likeliest class or token, and answer_probability. The effects of two parts do not add up.
+    text's answer is the token after its last one. The first row, of kind "nothing", is the model as
+    it is. Each other row has one part off. "head": the head's output z is 0 at every token. "atom":
+    the atom's code is 0 at every token. These rows are for the 40 atoms with the largest share of
+    their layer's codes over all tokens, and for each layer's 8 largest atoms at the token that
+    answers (CLS, or a text's last token). "patch": the patch has the mean colour of the image.
+    Columns: kind; layer and number of the part (-1 if it has none); probability, of the answer of
+    the first row; answer, the likeliest class or token, and answer_probability. The effects of two
+    parts do not add up.
 
     `ci.viz.explore(cache, inputs, without=table)` shows them on a page.
 

@@ -47,7 +47,7 @@ Statistics = Mapping[str, Statistic]
 
 
 class Side(NamedTuple):
-    """The measurements of one side: of each network, and of each untrained twin."""
+    """The measurements of one side: of each network, and of each untrained copy."""
 
     networks: Sequence[Statistics]
     twins: Sequence[Statistics]
@@ -56,8 +56,8 @@ class Side(NamedTuple):
 class Group(NamedTuple):
     """One statistic of one side, at the layers that are compared.
 
-    means, errors: each network's mean and its standard error, over n samples. twins: the mean of
-    each untrained network.
+    means, errors: each network's mean and its standard error, over n samples. twins: the means of
+    the untrained networks.
     """
 
     means: Float[np.ndarray, "network layer"]
@@ -179,7 +179,7 @@ def _over_samples(
 ) -> tuple[Difference, np.ndarray, np.ndarray]:
     """Returns the paired difference, its p adjusted over layers, and over how many it is.
 
-    These are the independent samples, or groups of samples, that both sides have.
+    They count independent samples, or groups of samples, that both sides have.
     """
     free = by_group(a - b, groups)
     difference = paired(free)

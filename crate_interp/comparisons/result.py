@@ -18,17 +18,17 @@ LARGEST = 3  # number of statistics with the largest differences to show
 
 
 class Comparison(Result):
-    """How two networks, or two groups of networks, differ, compared with their untrained twins.
+    """How two networks, or two groups of networks, differ, compared with their untrained copies.
 
     `table()` has a row per statistic and pair of layers. layer, layer_b: the layers of a and of b,
     the same unless their depths differ. a, b: the means; difference: a - b, with its 95 % interval
     low to high. p: two-sided, adjusted over the layers of the statistic; holds: p <= 0.05. n: the
     number of samples, or of networks if a side has several; 1 for a statistic of the weights of
-    single networks. This statistic, and a difference that is equal in all samples, has neither
-    interval nor p. untrained_a, untrained_b, untrained: the means of the untrained twins and their
+    single networks. Such a statistic has no interval and no p, nor has a difference that is equal
+    in all samples. untrained_a, untrained_b, untrained: the means of the untrained copies and their
     difference, with untrained_low, untrained_high. excess: difference - untrained, with excess_low,
     excess_high and excess_p, adjusted over layers (Holm). untrained_p: as p, between two untrained
-    networks; NaN for groups, or without twins. `ci.compare` describes the intervals.
+    networks; NaN for groups, or without untrained copies. `ci.compare` describes the intervals.
 
     Stored tables: `differences`; and `networks`, with a row per network (side, number, trained),
     statistic and layer: mean, error (standard error over samples), n. meta: a and b with names and
@@ -182,8 +182,8 @@ def signed(value: float) -> str:
 def evidence(differences: pd.DataFrame) -> pd.Series:
     """Returns which rows of `differences` other trainings would show, as a column of bool.
 
-    Those that hold and exceed the spread between untrained networks; where that spread is unknown,
-    all that hold.
+    A row counts if its difference holds and exceeds the spread between untrained networks. If that
+    spread is unknown, every difference that holds counts.
     """
     table: Any = differences
     known = bool(table["excess_p"].notna().any())
@@ -210,9 +210,9 @@ def list_of_largest(
 def largest(result: Result, count: int = LARGEST) -> list[dict[str, Any]]:
     """Returns the rows of the largest differences that are evidence, one for each statistic.
 
-    Of a statistic it is the layer in which a and b differ most. Statistics have different units, so
-    they are ordered by the largest difference relative to the larger of the two means. There are
-    none if there are no more than by chance.
+    A statistic has the row of the layer in which a and b differ most. Statistics have different
+    units, so they are ordered by the largest difference relative to the larger of the two means.
+    The table is empty if no more differ than by chance.
     """
     table: Any = result.table("differences")
     rows = table[evidence(table)]

@@ -116,7 +116,7 @@ _NO_MATRIX_FOR_ONE_HEAD = ("crate", "crate-alpha", "crate-mae")
 
 
 def fact(name: str, doc: str) -> Any:
-    """Returns a property that the families' table says; False where it says nothing."""
+    """Returns a property from the families' table; False if the table lacks it."""
     return property(lambda cfg: cfg.facts.get(name, False), doc=doc)
 
 
@@ -125,7 +125,8 @@ class CrateConfig:
     """The shape and constants of one hooked model.
 
     `CrateConfig(family=...)` makes a config of the family's kind: a VisionConfig, MAEConfig,
-    TextConfig or CLIPConfig (crate_interp/config/). Each has the fields below and some of its own.
+    TextConfig or CLIPConfig (crate_interp/config/). Each of these has the fields below and further
+    fields.
 
     These fields, if left at None, take the published default of the family: `sparse_step`, `lambd`,
     `ln_eps`, `ln_final_eps`, and the integers `d_head` and `d_mlp`. `variant` chooses the output
@@ -247,7 +248,7 @@ class CrateConfig:
     def assume(self, facts: Mapping[str, Any]) -> None:
         """Lists in `assumed` every setting of this model that only a default has given.
 
-        facts: the fields that the caller, a config (with a list of its own) or the tensors gave.
+        facts: the fields that the caller, a config (with its own `assumed`) or the tensors gave.
         """
         steps = self.sparse_step in families.STEPS_WITH_ETA
         without = () if steps else ("eta", "lambd")

@@ -1,4 +1,4 @@
-"""The kinds of configs: of image models, of language models, and of networks behind a bridge."""
+"""The kinds of configs: for image models, language models, and networks behind a bridge."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -254,8 +254,8 @@ class BridgedConfig(CrateConfig):
 
     `architecture` is the name of the network's class. The network has no U; `subspaces` chooses the
     map that is measured in place of U: "value", "key" or "query". `value_heads`: how many heads the
-    keys and values have; None means as many as the queries. `rms_norm`: whether the norms are RMS
-    norms.
+    keys and values have; None means the number of query heads. `rms_norm`: whether the norms are
+    RMS norms.
     """
 
     eta: float = 0.0

@@ -64,7 +64,7 @@ class Pass(TypedDict, total=False):
     leave out samples that cannot be decoded and list them in meta["skipped"], instead of raising.
     groups: which samples belong together, such as the pictures of a patient: a list with a group
     for each sample, or the name of a column of the data. Intervals, tests and splits then treat
-    groups as independent, not samples. The windows of a text are a group by themselves.
+    groups as independent, not samples. By default the windows of a text are a group.
     """
 
     batch_size: Annotated[int, "Samples that run at once."]
@@ -82,7 +82,7 @@ class Pass(TypedDict, total=False):
 
 
 class Run(Pass, total=False):
-    """Options of a measurement in chunks: those of a Pass, and where and how to measure chunks.
+    """Options of a measurement in chunks: a Pass, and where and how to measure chunks.
 
     The results of the chunks merge in a fixed order, so the final result is the same to the bit,
     whichever process measures a chunk. out: a folder that keeps each chunk as soon as it is
@@ -91,9 +91,9 @@ class Run(Pass, total=False):
     and WORLD_SIZE, which torchrun sets, or all chunks), and the verb returns None while chunks of
     other processes are missing. engine: "local", or "ray" for the actors of a Ray cluster.
 
-    A folder keeps digests of the functions of probes and hooks and of all that they read: it does
-    not go on with other ones. tag: a text that stands for what has no content to compare, such as
-    an open file; give another text when it changes.
+    A folder keeps digests of the functions of probes and hooks and of all that they read, and
+    refuses to continue with other functions. tag: a text that stands for something whose content
+    cannot be compared, such as an open file; give another text when the content changes.
     """
 
     out: str | Path | None

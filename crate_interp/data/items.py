@@ -1,4 +1,4 @@
-"""Items: one sample as people hold it, such as (picture, label), and what is read of it."""
+"""Items: one sample as users give it, such as (picture, label), and what is read from it."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -53,7 +53,7 @@ def is_array(value: object) -> TypeGuard[Tensor | np.ndarray]:
 
 
 def item_of(thing: object, where: str) -> Item:
-    """Returns the parts of an item or a batch: of (value, label), (value, mask) or a dictionary.
+    """Returns the parts of an item or a batch: (value, label), (value, mask) or a dictionary.
 
     where: its place, for errors. Raises ValueError for a dictionary without a value, and for a
     tuple of another length.
@@ -102,7 +102,7 @@ def _is_mask(second: Any, value: Any) -> bool:
 def separated_batch(batch: Item, tokens: bool, number: int) -> Iterator[Item]:
     """Yields the samples of a batch, or the one sample that it is.
 
-    number: that of its first sample. Raises ValueError for too few labels or masks.
+    number: the number of its first sample. Raises ValueError for too few labels or masks.
     """
     value, axes = batch.value, 2 if tokens else 4
     several = value.ndim == axes if is_array(value) else isinstance(value, (list, tuple))
@@ -219,10 +219,10 @@ def image_of(value: Any, number: int, preprocess: Preprocess) -> Tensor:
 class MaskReader:
     """Reads the class maps of samples; Ray and worker processes can be sent it.
 
-    The masks of all samples, `numbers`, decide whether 255 is class 1, because they hold only 0 and
-    255, or is ignored: one image may have only background and ignored pixels. binary: whether it is
-    class 1, if that is known. A mask must have the size of its upright image; the mask of a
-    preprocessed image is not resized either.
+    255 is class 1 if the masks of all samples, `numbers`, hold only 0 and 255; otherwise 255 is
+    ignored. One mask cannot decide this, because an image may have only background and ignored
+    pixels. binary: whether 255 is class 1, if that is known. A mask must have the size of its
+    upright image; the mask of a preprocessed image is not resized either.
     """
 
     def __init__(

@@ -65,8 +65,8 @@ class Files:
     def changed(self, table: pd.DataFrame) -> list[str]:
         """Returns the names of the files in a chunk's notes that hold something else now.
 
-        Only files with another size or another time are read. A file that is gone is no change,
-        because nothing else can have been read in its place.
+        Only files with another size or another time are read. A file that is gone does not count as
+        changed, because nothing else can have been read in its place.
         """
         changed: dict[str, None] = {}
         for file, sha256, *stamp in table[COLUMNS[2:]].itertuples(index=False):
@@ -157,7 +157,7 @@ def contents(table: pd.DataFrame, start: int, stop: int, count: int) -> dict[str
 
 
 def named(names: Sequence[str]) -> str:
-    """Returns the names of the first four files as an error shows them."""
+    """Returns the first four file names, quoted for an error message."""
     return ", ".join(map(quoted, names[:4]))
 
 

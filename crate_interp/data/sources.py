@@ -163,8 +163,8 @@ def open_data(
 
     `data` is one of these:
 
-    - a float tensor or array (taken as preprocessed) or a uint8 one `[n, channels, height, width]`;
-      (images, labels) or {"image": ..., "label": ...};
+    - a tensor or array `[n, channels, height, width]`, of floats (taken as preprocessed) or of
+      uint8; (images, labels) or {"image": ..., "label": ...};
     - a map-style torch Dataset or a list, whose items are pictures (PIL images, paths or arrays),
       (picture, label), (picture, mask) or dictionaries of these; a DataLoader, of whose map-style
       dataset each sample is read once, in order; another iterable of batches, which is read once;
@@ -227,8 +227,8 @@ def open_text(
             "embedded:repeats" (tokens, for crate-tiny-induction) or "hf:owner/name:split". Data
             that is already a Samples is only cut to the limit.
         windows: `model.windows`, which turns texts into token ids `[n, pos]`, or
-            `model.window_rows`, which yields their rows and so shows of which text a window is, its
-            group (`Samples.groups`). Windows have no labels.
+            `model.window_rows`, which yields their rows. Rows show which text a window belongs to,
+            its group (`Samples.groups`). Windows have no labels.
         limit: How many of the first windows or texts to take. Default: all.
         encode: Turns a text into token ids `[1, pos]`.
 

@@ -162,7 +162,7 @@ def _stream(
 
 
 def _resolved(dataset: Any, limit: int | None) -> tuple[Any, str]:
-    """Returns a table with known columns, those that it states or of its first rows, and its print.
+    """Returns a table with known columns (stated, or read from its first rows), and its print.
 
     Raises ValueError if it has no row, or if its columns stay unknown.
     """
@@ -287,9 +287,10 @@ class CollatedItems:
 def samples_of_loader(loader: DataLoader, tokens: bool = False) -> Any:
     """Returns what a DataLoader of a map-style dataset draws from: each sample once, in order.
 
-    That is its dataset; of a SubsetRandomSampler only the samples of its indices, in ascending
-    order. A collate_fn of its own is applied to each sample alone. tokens: whether samples are
-    tokens or texts. Warns if the loader itself would shuffle, repeat or leave out samples.
+    These are the samples of the loader's dataset; with a SubsetRandomSampler, only the samples of
+    its indices, in ascending order. A collate_fn of its own is applied to each sample alone.
+    tokens: whether samples are tokens or texts. Warns if the loader itself would shuffle, repeat or
+    leave out samples.
     """
     dataset: Any = loader.dataset
     sampler: Any = getattr(loader.batch_sampler, "sampler", loader.sampler)

@@ -38,11 +38,11 @@ Sized = Any  # a list, a tuple or a torch Dataset: it has a length, and gives it
 def tensor_samples(images: Tensor | np.ndarray, how: ImageReading) -> Samples:
     """Returns the images of a tensor or array `[n, channels, height, width]`.
 
-    A uint8 one may be `[n, height, width, channels]` with 1 or 3 channels.
+    A uint8 array may be `[n, height, width, channels]` with 1 or 3 channels.
 
     Floats count as preprocessed; uint8 images (0 to 255) are preprocessed when they are read. The
-    fingerprint is that of the entire tensor. Raises ValueError for other shapes and dtypes, and for
-    NaN, Inf and pixels of 0 to 255 among the floats of the images that are wanted.
+    fingerprint is that of the entire tensor. Raises ValueError for other shapes and dtypes, and if
+    the wanted images are floats with NaN, Inf or pixels of 0 to 255.
     """
     images = torch.as_tensor(images).detach()
     floats = images.is_floating_point()

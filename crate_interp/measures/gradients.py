@@ -67,7 +67,7 @@ def neumann_gradient(z: Tokens, u: Bases, eps: float) -> Tokens:
 
     `sum_k (a C_k - a^2 C_k C_k^T C_k) U_k^T`, where C_k = Z U_k and a = p / (N eps^2).
 
-    It approximates the gradient only if a |C_k|_2^2 < 1; beyond that its sign flips: see
+    These terms approximate the gradient only if a |C_k|_2^2 < 1; beyond that their sign flips: see
     `neumann_invalid`. Computed in float64.
 
     Args:
@@ -342,7 +342,7 @@ def paper_posterior_mean(x: Tokens, u: Bases, sigma: float) -> Tokens:
 
     `sum_k w_k U_k U_k^T x` with `w = softmax_k(|U_k^T x|^2 / (2 s^2))` and s = sigma.
 
-    It lacks the two factors 1 / (1 + s^2) of `posterior_mean`, which is exact.
+    This form lacks the two factors 1 / (1 + s^2) of `posterior_mean`, which is exact.
 
     Args:
         x: `[..., pos, d_model]`.

@@ -86,7 +86,7 @@ def lasso_solution(
     The steps are FISTA's (Beck and Teboulle 2009), which restart when they overshoot (O'Donoghue
     and Candes 2015), with the step size eta = 1 / |D|_2^2. They stop when every token's step is at
     most eta tol |D^T y| long, or after max_steps: `lasso_kkt_residual` tells how well the problem
-    is solved. The minimum is unique, and so is the code if D has independent columns. Not
+    is solved. The minimum is unique; the code is unique if D has independent columns. Not
     differentiable.
 
     Args:

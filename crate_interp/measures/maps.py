@@ -1,6 +1,6 @@
 """Maps over patches: attention, roll-out, principal components, and maps of the picture alone.
 
-A map of a network has to beat those of the picture.
+A network's map has to beat the maps made of the picture alone.
 """
 
 import torch
@@ -35,13 +35,14 @@ def attention_map(
 
     `softmax_j(s <q_query, k_j>)`, where s = 1 / sqrt(d_head), or 1 with scaled=False.
 
-    In CRATE both are the codes. scaled=True, cls_key=True is what the model computes (hook_pattern)
-    and what DINO `visualize_attention.py` draws; there a map sums to 1 less the weight of CLS.
-    scaled=False, cls_key=False is arXiv 2308.16271 eq. 10; there it sums to 1. Leaving CLS out
-    changes neither the order of the patches nor their ratios; the scale changes their ratios.
+    In CRATE query and key are both the codes. With scaled=True and cls_key=True the map is what the
+    model computes (hook_pattern) and what DINO `visualize_attention.py` draws; it sums to 1 minus
+    the weight of CLS. With scaled=False and cls_key=False it is arXiv 2308.16271 eq. 10, and sums
+    to 1. Leaving CLS out changes neither the order of the patches nor their ratios; the scale
+    changes their ratios.
 
     Args:
-        queries: `[..., head, pos, d_head]` with CLS first. In CRATE both are the codes.
+        queries: `[..., head, pos, d_head]` with CLS first; in CRATE the codes.
         keys: Like the queries.
         query: The position of the query, 0 for CLS.
         scaled: Whether the scores are divided by sqrt(d_head).
@@ -152,9 +153,9 @@ def pca_mask(
 
     features `[image, pos, d]` without CLS -> bool `[image, pos]`. The minimum and maximum are over
     all images together, so the mask of an image can be empty. It is empty for all images if all
-    tokens are alike. CRATE `vis_utils` scales the map to [0, 1] and cuts it at 0.5. There the
-    sign is the one that the solver returned; here the sign makes the border background. Raises
-    ValueError as `pca_map` does.
+    tokens are alike. CRATE `vis_utils` scales the map to [0, 1] and cuts it at 0.5. Its sign is
+    whatever the solver returned; here the sign makes the border background. Raises ValueError as
+    `pca_map` does.
     """
     first = pca_map(features, grid, 1).flatten(1)
     middle = (first.min() + first.max()) / 2
@@ -171,21 +172,20 @@ def input_maps(
     """Returns five maps over the patches that need no network, made of the pictures alone.
 
     `mean over the patch of |colour - reference|^2`, summed over channels, for each reference colour
-    below; all values are >= 0, in the squared unit of the pixels. A map of a network that scores no
-    higher against a mask than the best of them need not know what an object is.
+    below; all values are >= 0, in the squared unit of the pixels. If a network's map fits a mask no
+    better than the best of these maps, it need not know what an object is.
 
     images: preprocessed pictures `[batch, channels, height, width]` -> `[batch, map, patch]`, patch
     by patch as the model takes them. The maps are, in this order (`MAPS` in this module has their
     names):
 
-    * centre: no colour, but a Gaussian around the middle of the grid, the same for every picture.
-    * border_colour: the mean colour of the frame, the outermost pixels of the picture.
-    * mean_colour: the mean colour of the picture.
-    * local_variance: the mean colour of the patch itself.
-    * colour_clusters: the mean colour of the background, which is one of two clusters of the
-      patches' mean colours: the one of which the larger share lies at the border.
+    * centre: no colour, but a Gaussian around the middle of the grid, the same for every picture. *
+    border_colour: the mean colour of the frame, the outermost pixels of the picture. * mean_colour:
+    the mean colour of the picture. * local_variance: the mean colour of the patch itself. *
+    colour_clusters: the mean colour of the background, found by two clusters of the patches' mean
+    colours. The background is the cluster with the larger share at the border.
 
-    Raises ValueError for images that are no floats of that shape, or whose sides are no multiples
+    Raises ValueError for images that are not floats of that shape, or whose sides are not multiples
     of the patch.
     """
     checks.require_floats(images, "batch channels height width")
@@ -228,8 +228,8 @@ def _background(
     """Returns the mean colour of the background, the cluster that touches the border most.
 
     k-means with k = 2. The first cluster starts at the mean colour of the frame, the second at the
-    patch farthest from this colour, so that nothing is random. The background is the cluster of
-    which the larger share lies at the border of the grid; if both shares are equal, the first.
+    patch farthest from this colour, so that nothing is random. The background is the cluster with
+    the larger share at the border of the grid, or the first cluster if both shares are equal.
     """
     far = _distance(colours, frame[:, None]).argmax(dim=1)
     centres = torch.stack([frame, colours[torch.arange(len(colours)), far]], dim=1)

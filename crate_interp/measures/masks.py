@@ -1,4 +1,4 @@
-"""Masks: from maps over tokens to masks, between tokens and pixels, and how well a mask fits.
+"""Makes masks from maps over tokens, converts them to pixels and back, and scores how they fit.
 
 A map has patches only: `measures.attention_map` and `head_maps` of
 crate_interp/probes/segmentation_probe.py leave out CLS before it becomes a mask.
@@ -20,13 +20,13 @@ def mass_mask(map: Float[Tensor, "*batch pos"], mass: float = 0.6) -> Bool[Tenso
 
     `sum_{i in M} a_i >= mass sum_i a_i` for the mask M of the map a.
 
-    map `[..., pos]` of numbers >= 0 -> bool `[..., pos]`. Of equal values the lower index wins; a
-    map of zeros gives no token. Source: DINO `visualize_attention.py`, whose float32 sums may keep
-    one token more if values tie at the edge of the mask. Papers whose text says "the top 60 %",
-    which describes `top_mask`, compute `mass_mask`. The two differ: if ten of 100 tokens share four
-    fifths of the mass equally, then at 60 % `mass_mask` keeps 8 tokens and `top_mask` 60. Raises
-    ValueError if mass is outside (0, 1], if the map holds negative values, NaN or Inf, or if there
-    are no tokens.
+    map `[..., pos]` of numbers >= 0 -> bool `[..., pos]`. If values are equal, the lower index
+    wins; a map of zeros gives no token. Source: DINO `visualize_attention.py`, whose float32 sums
+    may keep one token more if values tie at the edge of the mask. Some papers say "the top 60 %",
+    which describes `top_mask`, but compute `mass_mask`. The two masks differ: if ten of 100 tokens
+    share four fifths of the mass equally, then at 60 % `mass_mask` keeps 8 tokens and `top_mask`
+    60. Raises ValueError if mass is outside (0, 1], if the map holds negative values, NaN or Inf,
+    or if there are no tokens.
     """
     _check_map(map)
     checks.share("mass", mass)
@@ -40,7 +40,7 @@ def mass_mask(map: Float[Tensor, "*batch pos"], mass: float = 0.6) -> Bool[Tenso
 
 
 def top_mask(map: Float[Tensor, "*batch pos"], fraction: float = 0.6) -> Bool[Tensor, "*batch pos"]:
-    """Returns a share `fraction` of the tokens: those with the largest values.
+    """Returns the tokens with the largest values, a share `fraction` of all tokens.
 
     It keeps `floor(fraction pos + 1/2)` tokens, at least one.
 

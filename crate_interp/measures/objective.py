@@ -85,7 +85,7 @@ def layer_objectives(
         `[layer, ...]` in nats.
 
     Raises:
-        ValueError: If there are no layers, or if there are not as many bases as layers.
+        ValueError: If there are no layers, or if the numbers of bases and layers differ.
     """
     if not len(layers) or len(layers) != len(bases):
         raise ValueError(f"{len(layers)} layers and {len(bases)} bases: give one basis a layer.")
@@ -107,10 +107,10 @@ def least_rate(
 
     `max_nu sum_i min_t [w_i / 2 log(1 + t^2) + nu (x_i - t)^2] - nu distance^2`.
 
-    After any step of that length R^c is at least this rate: singular values move by at most the
-    length of the change of the matrix (Mirsky 1960), and the formula is a Lagrange dual, which is
-    at most the least rate of values that move so far (weak duality). Each inner minimum is a root
-    of a cubic. Computed in float64.
+    After any step of that length R^c is at least this rate. Singular values move by at most the
+    length of the matrix's change (Mirsky 1960). The formula is a Lagrange dual, so it is at most
+    the least rate that such moves can reach (weak duality). Each inner minimum is a root of a
+    cubic. Computed in float64.
 
     Args:
         values: The singular values x_i of all U_k^T Z, times sqrt(p / (N eps^2)), `[..., number]`.
@@ -164,7 +164,7 @@ def _moved(
     """Returns the t >= 0 that minimises `1/2 log(1 + t^2) + (x - t)^2 / (2 kappa)`.
 
     Its derivative is zero at the roots of t^3 - x t^2 + (1 + kappa) t - x. There is one real root,
-    or there are three, of which the outer two are minima.
+    or there are three; then the outer two are minima.
     """
     third = x / 3
     p, half_q = 1 + kappa - x * third, x * (kappa - 2) / 6 - third**3

@@ -34,12 +34,13 @@ def variational_rate(
     `n_k / (2N) sum_j ln(1 + d / eps^2 m_kj)`, where m_kj = sum_i pi_ki c_kij^2 / n_k is the second
     moment of coordinate j of the codes C_k = Z U_k in group k, n_k = sum_i pi_ki, and d = K p.
 
-    As ln(1 + x) is concave, it is at least n_k / (2N) logdet(I + d / (n_k eps^2) C_k^T diag(pi_k)
-    C_k), which is the term of `mcr2_coding_rate` if the tokens of group k lie in an orthonormal
-    U_k. The two are equal if the coordinates of the codes are uncorrelated in each group. Unlike
-    `subspace_coding_rate` it has d and n_k instead of p and N, and depends on the basis within a
-    subspace. The official code has d / eps^2 = 1, which is eps = sqrt(d), and adds 1e-8 to n_k. A
-    group without tokens adds nothing. Computed in float64. NaN or Inf in a head gives NaN.
+    As ln(1 + x) is concave, this rate is at least n_k / (2N) logdet(I + d / (n_k eps^2) C_k^T
+    diag(pi_k) C_k), which is the term of `mcr2_coding_rate` if the tokens of group k lie in an
+    orthonormal U_k. The two are equal if the coordinates of the codes are uncorrelated in each
+    group. Unlike `subspace_coding_rate` it has d and n_k instead of p and N, and depends on the
+    basis within a subspace. The official code has d / eps^2 = 1, which is eps = sqrt(d), and adds
+    1e-8 to n_k. A group without tokens adds nothing. Computed in float64. NaN or Inf in a head
+    gives NaN.
 
     Args:
         codes: `[..., head, pos, d_head]`.
@@ -71,9 +72,9 @@ def variational_rate_gradient(
     Its product with U_k^T, summed over heads, is the gradient with respect to the tokens. arXiv
     2412.17810 eq. 6 to 10. What the heads of TSSA write before the output matrix is -N times this
     gradient at eps = sqrt(d), so a head steps against it by construction; the learned output matrix
-    in place of U_k^T need not. In a causal model each token has its own moments, of the tokens up
-    to itself, so its steps together are the gradient of no single rate. Computed in float64. NaN or
-    Inf in a head gives NaN.
+    in place of U_k^T need not. In a causal model each token has different moments, over the tokens
+    up to itself, so the steps of all tokens are not the gradient of a single rate. Computed in
+    float64. NaN or Inf in a head gives NaN.
 
     Args:
         codes: `[..., head, pos, d_head]`.
@@ -136,9 +137,10 @@ def membership_balance(membership: Float[Tensor, "*batch head pos"]) -> Float[Te
     The entropy of `n_k / sum_k n_k`, over `ln K`, where n_k = sum_i pi_ki.
 
     membership `[..., head, pos]` -> `[...]`, dimensionless, 0 (one subspace holds all tokens) to 1
-    (all subspaces hold as many). Balanced subspaces can still have undecided tokens: times ln K it
-    is at least the mean of `assignment_entropy`. NaN, Inf, a negative n_k or a membership of zeros
-    gives NaN. Raises ValueError if there is only one head, or if there are no tokens.
+    (all subspaces hold equally many). Balanced subspaces can still have undecided tokens: the
+    balance times ln K is at least the mean of `assignment_entropy`. NaN, Inf, a negative n_k or a
+    membership of zeros gives NaN. Raises ValueError if there is only one head, or if there are no
+    tokens.
     """
     held = membership_share(membership).unsqueeze(-2)  # [..., 1, head]
     heads = held.shape[-1]
@@ -165,7 +167,7 @@ def contracted_rate(
     """Returns the rate of the representatives in each subspace, which CBSA descends.
 
     `1/2 logdet(I + p / (m eps^2) Q_k Q_k^T)`, where Q_k = A_k C_k holds the codes of the m
-    representatives, and C_k = Z U_k those of the tokens.
+    representatives, and C_k = Z U_k the codes of the tokens.
 
     The sum over heads is the compression term of arXiv 2509.16875 eq. 4 to 7, whose tokens are
     columns. It is `coding_rate` of the codes Q_k, and `subspace_coding_rate` if A is the identity.

@@ -28,8 +28,8 @@ class Reconstruction:
     """The output of a masked autoencoder. `mask`: 1 for patches that were removed, 0 for kept ones.
 
     pred: the pixels of every patch in the order (row, column, channel), normalised if
-    `cfg.norm_pix_loss`. loss: mean squared error over removed patches; over all patches if none was
-    removed. latent: LN(Z^L), CLS first.
+    `cfg.norm_pix_loss`. loss: mean squared error over removed patches, or over all patches if none
+    was removed. latent: LN(Z^L), CLS first.
     """
 
     pred: Float[Tensor, "batch patch patch_values"]

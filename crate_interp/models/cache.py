@@ -62,8 +62,8 @@ def _at_places(value: Tensor, name: str, places: Int[Tensor, "pos"], of_all: int
 def _checked(method: Method, weights: bool = True, stack: bool = False) -> Method:
     """Makes a method check first what it reads.
 
-    weights: that the model's weights made the activations. stack: that the parts of the stack that
-    the method returns add up.
+    weights: checks that the model's weights made the activations. stack: checks that the parts of
+    the returned stack add up.
     """
 
     @wraps(method)
@@ -84,8 +84,8 @@ class CrateCache(ActivationCache):
     are missing.
 
     mask: which of the cached tokens are real, `[batch, pos]`, if texts of unequal length were
-    padded, else None. `alone(sample)` is the cache of one text without its padding. mark: tells the
-    model that made the activations from others (models/weights.py); None means the mark of
+    padded, else None. `alone(sample)` is the cache of one text without its padding. mark:
+    identifies the model that made the activations (models/weights.py); None means the mark of
     `cache_dict`, if it came from a model.
     """
 

@@ -90,7 +90,7 @@ def matching(names: Collection[str], filters: Callable[[str], bool]) -> list[str
 class Named(dict[str, Value]):
     """A dict whose keys are names of hook points; an alias finds the value of its point.
 
-    mark: of activations, tells the model that made them from others.
+    mark: identifies the model that made the activations.
     """
 
     mark: Any = None

@@ -119,7 +119,7 @@ class HookedModel(WeightsMixin, hook_points.PointsMixin, runtimes.CompiledMixin,
 
     A subclass has `cfg`, `blocks`, `ln_final`, `unembed` and a forward. unit: the name of its
     samples, "images" or "windows" (of tokens). towers: the names of the models that a CLIP consists
-    of; a model with towers has no layers of its own.
+    of; a model with towers has no layers besides theirs.
     """
 
     cfg: CrateConfig
@@ -185,9 +185,9 @@ class HookedModel(WeightsMixin, hook_points.PointsMixin, runtimes.CompiledMixin,
                 several names (a list, tuple or set), a function of a name, a compiled regular
                 expression, which is searched for anywhere in a name, or None for all points.
                 `pos_slice` cuts the declared position axis of every point, unlike in
-                TransformerLens. `incl_bwd=True` calls backward on the output, as there, so the
-                output must be a scalar. For any other output, use hooks of direction "bwd" around a
-                loss of your own.
+                TransformerLens. `incl_bwd=True` calls backward on the output, as in
+                TransformerLens, so the output must be a scalar. For any other output, use hooks of
+                direction "bwd" around a loss of your own.
 
         Returns:
             `(output, CrateCache)`.
@@ -230,8 +230,8 @@ class HookedModel(WeightsMixin, hook_points.PointsMixin, runtimes.CompiledMixin,
 
         Args:
             args: What the model takes, such as images, tokens or a text.
-            fwd_hooks: Pairs of a point and a function `(tensor, hook) -> tensor`. One that
-                returns None leaves the tensor as it is.
+            fwd_hooks: Pairs of a point and a function `(tensor, hook) -> tensor`. If it returns
+                None, the tensor stays as it is.
             bwd_hooks: The same for gradients.
             remove_batch_dim: Whether the hooks see one sample without its batch axis.
             kwargs: What the model's forward takes, and TransformerLens' switches.
@@ -316,9 +316,9 @@ class HookedModel(WeightsMixin, hook_points.PointsMixin, runtimes.CompiledMixin,
     def hooks(self, *args: Any, **kwargs: Any) -> Iterator[Any]:  # pyright: ignore
         """Adds hooks while the context is open; the arguments are TransformerLens'.
 
-        The hooks belong to this thread, as those of run_with_hooks and run_with_cache do. Raises
-        RuntimeError if another thread has hooks of such a context on the model; and a run of
-        another thread raises it at the first forward hook.
+        The hooks belong to this thread, like the hooks of run_with_hooks and run_with_cache. Raises
+        RuntimeError if another thread has hooks of such a context on the model. A run of another
+        thread raises it at the first forward hook.
         """
         with owner_of(self).context(), super().hooks(*args, **kwargs) as model:
             yield model

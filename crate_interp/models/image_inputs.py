@@ -72,7 +72,7 @@ class ImageMixin:
     def preprocess(self, images: Images) -> Pixels:
         """Turns PIL images, paths or integer arrays into the model's input.
 
-        The preprocessing is that of training: crate_interp/models/preprocess.py.
+        The preprocessing is the same as in training: crate_interp/models/preprocess.py.
         """
         return preprocess(self.cfg, images).to(device=self.cfg.device, dtype=self.cfg.dtype)
 
@@ -86,10 +86,10 @@ class ImageMixin:
     def resized(self, size: int | Sequence[int]) -> "ImageMixin":
         """Returns a copy of this model for images of another size, given as side or (h, w).
 
-        Stored positions are resampled bicubically, as `interpolate_positions` does; those of ToST
-        are computed for any grid. `preprocess` of the copy scales pictures to this size. Raises
-        ValueError for a size that is no multiple of the patch, for CBT unless it is a square, and
-        for a network behind a bridge.
+        Stored positions are resampled bicubically, as `interpolate_positions` does; ToST's
+        positions are computed for any grid. `preprocess` of the copy scales pictures to this size.
+        Raises ValueError for a size that is not a multiple of the patch, for a size that is not a
+        square in CBT, and for a network behind a bridge.
         """
         model: Any = self
         cfg, (height, width) = model.cfg, checks.size("size", size)

@@ -128,18 +128,20 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
             input: Tokens, a text or several texts.
             return_type: "logits", "loss" (next-token cross-entropy in nats, mean over positions),
                 "both", or None, which runs everything except the unembedding.
-            loss_per_token: Whether the loss is that at each position.
+            loss_per_token: Whether the loss has a value at each position.
             prepend_bos: As in `to_tokens`.
-            padding_side: Pad tokens on that side count as padding, as in TransformerLens' generate.
+            padding_side: The side ("left" or "right") on which pad tokens count as padding, as in
+                TransformerLens' generate.
             attention_mask: `[batch, pos]`, 0 at padding: no token sees padding, and neither
                 positions nor losses count it. Without it all tokens are read.
             labels: Token ids to predict instead of the input's own tokens; the model shifts the
                 labels, and ignores -100.
-            start_at_layer: l takes the stream before layer l in place of tokens.
-            stop_at_layer: l returns the stream before layer l `[batch, pos, d_model]`, as its
-                hook_resid_pre sees it.
-            past: The keys and values of earlier tokens, which the input continues. Those of the new
-                tokens are added to it, and `attention_mask` then covers earlier and new tokens.
+            start_at_layer: With l, give the stream before layer l in place of tokens.
+            stop_at_layer: With l, the call returns the stream before layer l `[batch, pos,
+                d_model]`, as the layer's hook_resid_pre sees it.
+            past: The keys and values of earlier tokens, which the input continues. Keys and values
+                of the new tokens are added, and `attention_mask` then covers earlier and new
+                tokens.
             input_ids: Hugging Face's name of the tokens. The result is then a transformers
                 `CausalLMOutput` with `.loss` (if there are labels) and `.logits`, unless
                 return_type asks for another result.

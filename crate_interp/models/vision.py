@@ -87,9 +87,9 @@ class HookedCrate(ImageMixin, hooked.HookedModel):
 
         Args:
             images: `[batch, channels, height, width]`.
-            stop_at_layer: l returns Z^l `[batch, pos, d_model]`, the stream before layer l.
-                Negative layers count from the end.
-            start_at_layer: l takes that stream in place of images.
+            stop_at_layer: With l, the call returns Z^l `[batch, pos, d_model]`, the stream before
+                layer l. Negative layers count from the end.
+            start_at_layer: With l, give Z^l in place of images.
             labels: Class indices `[batch]`.
             pixel_values: Hugging Face's name of the images.
             return_type: TransformerLens'. It must be "logits", because images have no next token.

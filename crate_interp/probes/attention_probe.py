@@ -139,8 +139,8 @@ def membership(eps: float = 0.1, tokens: Tokens = "all", name: str = "membership
 
     It measures their entropy, how many subspaces a token belongs to, how many tokens each subspace
     holds and how evenly, and `variational_rate` of the stream before and after attention with the
-    same memberships. A layer with one head has no balance; in a causal model each token has moments
-    of its own, so that there is no one bound.
+    same memberships. A layer with one head has no balance. In a causal model each token has
+    different moments, so there is not a single bound.
 
     Args:
         eps: The precision, above 0.
@@ -209,10 +209,10 @@ _REPRESENTATIVES: dict[str, Statistic] = {
 def representatives(eps: float = 0.1, name: str = "representatives") -> Probe:
     """Returns a probe of CBT's contraction, which stands where CRATE has an attention pattern.
 
-    It measures how many of the 64 representatives of each head read different tokens, which share
-    of the tokens they read, and `contracted_rate` of the stream before and after attention with
-    the contraction of before. As in the official code a representative is its pooled code plus
-    step_rep times what it contracts. Raises ValueError for eps <= 0.
+    It measures how many of each head's 64 representatives read different tokens, the share of the
+    tokens that they read, and `contracted_rate` of the stream before and after attention with the
+    contraction of before. As in the official code a representative is its pooled code plus step_rep
+    times what it contracts. Raises ValueError for eps <= 0.
     """
     return with_settings(
         _measure_representatives,

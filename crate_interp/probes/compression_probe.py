@@ -1,4 +1,4 @@
-"""Coding rates of the stream: compression, its change in three frames, and the objective."""
+"""Coding rates of the stream: compression, its change under three scalings, and the objective."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -190,12 +190,13 @@ _FRAMES: dict[str, Statistic] = {
 
 
 def frames(eps: float = 0.1, tokens: Tokens = "all", name: str = "frames") -> Probe:
-    """Returns a probe of attention's change of R^c, R^c(Z^{l+1/2}) - R^c(Z^l), in three frames.
+    """Returns a probe of how attention changes R^c, under three scalings of the tokens (frames).
 
-    Both rates use the stored U of layer l. A rate depends on the length of Z, so a layer may lower
-    it in one frame and raise it in another. "stream": Z as it is. "read": LN(Z) by the norm before
-    the layer's own attention. "unit": Z scaled to |Z|_F = sqrt(pos d_model). `ci.audit` uses the
-    same frames and also compares with nulls; this probe measures only the change.
+    The change is R^c(Z^{l+1/2}) - R^c(Z^l), both with the stored U of layer l. A rate depends on
+    the length of Z, so a layer may lower it under one scaling and raise it under another. "stream":
+    Z as it is. "read": LN(Z) by the norm before the layer's own attention. "unit": Z scaled to
+    |Z|_F = sqrt(pos d_model). `ci.audit` uses the same scalings and also compares with random
+    baselines; this probe measures only the change.
 
     Layers whose queries, keys and values are different codes have no U and are left out.
 
@@ -251,14 +252,14 @@ def objective(
 
     The objective is `lambd |Z|_0 + R^c(Z | U; eps) - R(Z; eps)`, with U of the same layer. It is
     the summand of arXiv 2411.17182 eq. 11. "count" uses |Z|_0, the number of entries that are not
-    zero; "l1" uses the sum of absolute values; both are sums over entries and tokens, and outweigh
-    the rates in wide models. The paper does not say whether its count is a fraction.
+    zero; "l1" uses the sum of absolute values; both sum over entries and tokens, and in wide models
+    they outweigh the rates. The paper does not say whether its count is a fraction.
 
-    The rates depend on the length of Z, so there are three frames. "stream": Z as it is, which is
-    what the paper measures (its App. C leaves out LayerNorm). "read": LN(Z) by the LayerNorm before
-    the layer's own attention, ln1. "unit": Z scaled to |Z|_F = sqrt(pos d_model). LayerNorm leaves
-    no zeros, so in every frame the sparsity is measured on Z itself, scaled to the Frobenius norm
-    that Z has in the frame; the count is therefore the same in all three frames.
+    The rates depend on the length of Z, so there are three scalings (frames). "stream": Z as it is,
+    which is what the paper measures (its App. C leaves out LayerNorm). "read": LN(Z) by the
+    LayerNorm before the layer's own attention, ln1. "unit": Z scaled to |Z|_F = sqrt(pos d_model).
+    LayerNorm leaves no zeros, so sparsity is always measured on Z itself, scaled to the Frobenius
+    norm that Z has under the scaling. The count is therefore the same under all three scalings.
 
     Layers whose queries, keys and values are different codes have no U and are left out. In a MAE
     decoder the output is not a code, because attention comes last.

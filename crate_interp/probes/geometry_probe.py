@@ -135,9 +135,9 @@ def ranks(tokens: Tokens = "all", name: str = "ranks") -> Probe:
 
     Ranks do not depend on scale, so a CRATE and a black box can be compared. The effective rank
     (`ci.measures.effective_rank`) is measured on the tokens of one sample, without centring; the
-    stable rank (`ci.measures.stable_rank`) on an attention pattern or a weight. Compare with the
-    level of a random network: measure an untrained twin. tokens: the tokens of stream and code,
-    "all", "patches" (without CLS) or positions.
+    stable rank (`ci.measures.stable_rank`) on an attention pattern or a weight. For comparison
+    measure an untrained copy, which shows the level of a random network. tokens: the tokens of
+    stream and code, "all", "patches" (without CLS) or positions.
 
     Z^L is measured too, as layer n_layers. A MAE decoder has no `code`, because its layers have no
     sparse step; a layer that lacks a weight lacks the rank of that weight. This is not a default

@@ -91,7 +91,7 @@ def as_attention_reads(
 
 @dataclass(frozen=True)
 class Frame:
-    """The words that describe a frame: the form in which tokens are measured.
+    """The words that describe a scaling (frame): the form in which tokens are measured.
 
     title: words for the title of a statistic. tokens: words for the measured tokens, in which {z}
     stands for the tokens themselves. sides: words for how an audit treats the tokens before and

@@ -61,8 +61,8 @@ def attention(
 
     Raises:
         KeyError: For points that were not cached.
-        ValueError: For a layer, query or grid that does not fit, and for scaled or cls_key if there
-            is no pattern.
+        ValueError: For a layer, query or grid that does not fit, and for scaled or cls_key without
+            a pattern.
     """
     _check(cache)
     cfg, whole = cache.model.cfg, scaled and cls_key
@@ -167,8 +167,8 @@ def contracted(cache: CrateCache, layer: int) -> Float[Tensor, "batch head query
     """Returns `A^T A` of a layer of CBT: how much two tokens share their representatives.
 
     A is the contraction `[rep, pos]`. This is the map that the authors draw. Its rows do not sum to
-    1, so it is no attention pattern; divide by the rows' sums before entropies or masses are taken.
-    Raises KeyError if attn.hook_contract was not cached.
+    1, so it is not an attention pattern: divide by the rows' sums before you take entropies or
+    masses. Raises KeyError if attn.hook_contract was not cached.
     """
     _check(cache)
     contract = cache.at("attn.hook_contract", layer)

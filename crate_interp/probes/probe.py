@@ -99,7 +99,7 @@ def with_settings(
 ) -> Probe:
     """Returns a built-in probe, whose settings are further arguments of `measure`.
 
-    Raises ValueError for eps <= 0, lambd < 0, and tokens that are none (`check_tokens`).
+    Raises ValueError for eps <= 0, lambd < 0, and invalid tokens (`check_tokens`).
     """
     for name, check in _CHECKS.items():
         if name in settings:

@@ -80,7 +80,7 @@ def segmentation(
     patch belongs to the class that covers more than half of it; a class without such a patch gets
     the patch that it covers most. `..._best` `[batch]` scores each class by the head that is best
     for this class. The data's mask chooses this head (arXiv 2308.16271 eq. 13), so the score is
-    biased upward, more so with more heads.
+    biased upward, and more with more heads.
 
     Each score has two chance levels. For `..._random`, the patches of an image's maps are put in a
     random order (the same for all heads; the number of the sample is the seed). For `..._other`, an
@@ -93,7 +93,7 @@ def segmentation(
     Args:
         mass: The share of a map's mass that the rule "mass" keeps, in (0, 1].
         fraction: The share of the patches that the rule "top" keeps, in (0, 1].
-        query: As in `attention_map`, and so are scaled and cls_key.
+        query: As in `attention_map`; the same holds for scaled and cls_key.
         scaled: If it and cls_key are True, the probe reads the pattern that the model computed,
             with the edits of hooks.
         cls_key: scaled=False, cls_key=False is eq. 10, here on codes that follow the model's

@@ -89,7 +89,7 @@ def activity(tokens: Tokens = "all", name: str = "activity") -> Probe:
     networks with ReLU can be compared with networks with GELU, and codes of different widths with
     each other. tokens: "all", "patches" (without CLS) or positions; for attention, these are the
     queries. The descriptions of the code's statistics give their values for Gaussian noise; to get
-    the level of the architecture, measure an untrained twin.
+    the level of the architecture, measure an untrained copy.
     """
     return with_settings(
         _measure_activity,

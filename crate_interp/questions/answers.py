@@ -1,4 +1,4 @@
-"""What the answers of a model are scored on: true classes, its own answers, or the next tokens."""
+"""What the answers of a model are compared with: true classes, its own answers, or next tokens."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -91,7 +91,7 @@ def loss_on(model: HookedModel, samples: Samples) -> Loss:
 
 
 def true_loss(model: HookedModel, samples: Samples, labels: Sequence[Any] | None = None) -> Loss:
-    """Returns the loss with true classes or next tokens. labels: in place of those of the samples.
+    """Returns the loss with true classes or next tokens. labels: replace the samples' labels.
 
     Raises ValueError if labels are missing, fewer than the samples, or not classes of the model,
     and for labels given to a language model.

@@ -50,7 +50,7 @@ class Forecasted(Exception):
 
 @contextmanager
 def dry_run() -> Iterator[None]:
-    """Makes a measurement stop after the first chunk of each pass, while it is open."""
+    """Inside this context a measurement stops after the first chunk of each pass."""
     token = _dry.set([])
     try:
         yield
@@ -68,7 +68,7 @@ def is_dry() -> bool:
 def stop_dry(kind: str, also: str = "") -> None:
     """Says what all passes of a dry run take together, and raises Forecasted.
 
-    also: the name of a pass that was not measured, if there is one.
+    also: the name of a pass that was not measured, if any.
     """
     words = f"{kind.replace('_', ' ')}: about {_short(sum(_dry.get() or ()))} in all"
     note(f"{words}{f', and the time of {also!r}' if also else ''}. Nothing was written.")
@@ -223,7 +223,7 @@ class Experiment:
     def measured(self, passes: experiment.Pass | Sequence[experiment.Pass]) -> Any:
         """Returns the merged tables of a pass, or of each of several.
 
-        Raises Missing, once this process has done its part of all of them, if other parts miss.
+        Raises Missing if other processes still lack parts, after this process has done its own.
         """
         steps = [passes] if isinstance(passes, experiment.Pass) else list(passes)
         if is_dry() and all(step.whole for step in steps) and self.facts:

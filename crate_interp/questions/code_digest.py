@@ -111,7 +111,7 @@ class _Reader:
     def of(self, value: Any, names: Iterable[str] = ()) -> bytes:
         """Returns the digest of a value.
 
-        names: the attributes of a user's module that count; all do if it has none of these.
+        names: the attributes of a user's module that count; all count if it has none of these.
         """
         if type(value) in _PLAIN:
             return _hash(type(value).__name__, repr(value).encode())

@@ -112,7 +112,7 @@ def pushed(
 ) -> Float[Tensor, "change ..."]:
     """Returns how an output changes with its inputs, to first order: the derivative times changes.
 
-    The derivative of a backward pass with respect to its seed. torch's forward mode would do it in
+    This is the derivative of a backward pass with respect to its seed. torch's forward mode needs
     one pass, but first compiles decompositions with torch.jit, which takes seconds and is
     deprecated.
     """

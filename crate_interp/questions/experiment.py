@@ -262,7 +262,7 @@ class Question:
     def facts(self, model: HookedModel) -> dict[str, Any]:
         """Returns what run.json and the result's meta record of the question, as JSON values.
 
-        Fields with repr=False are no settings: `opened` fills them in.
+        Fields with repr=False are not settings: `opened` fills them in.
         """
         return {"settings": {one.name: getattr(self, one.name) for one in fields(self) if one.repr}}
 

@@ -46,21 +46,21 @@ def report(
 ) -> Path:
     """Writes a report of a model on data into a folder, and returns the path of its report.html.
 
-    Sweeps the model over `data`, and untrained networks over the first 64 samples of `data`. A twin
-    is the same architecture with the official random initialisation, from seed 0, 1, ...; the
-    global random state does not change. As many further networks have the model's own weights in
-    random order, tensor by tensor, in case its training began at another scale. The folder also
-    gets the result as SweepResult.save writes it, summary.txt (means by layer, the meaning of its
-    columns, the controls), layers.csv (with the twins' mean, lowest and highest) and figures/*.png.
-    With `progress`, a line on stderr says at the end how long each part took.
+    Sweeps the model over `data`, and untrained copies over the first 64 samples of `data`. An
+    untrained copy has the same architecture with the official random initialisation, from seed 0,
+    1, ...; the global random state does not change. An equal number of networks has the model's
+    weights in random order, tensor by tensor, in case its training began at another scale. The
+    folder also gets the result as SweepResult.save writes it, summary.txt (means by layer, the
+    meaning of its columns, the controls), layers.csv (with the copies' mean, lowest and highest)
+    and figures/*.png. With `progress`, a line on stderr says at the end how long each part took.
 
     Args:
         model: A hooked model.
         data: As in `ci.sweep`.
         out: The folder to write into.
         probes: Names of probes, Probe objects, or both. Default: those of `ci.sweep`.
-        untrained: How many untrained twins, and networks of shuffled weights, to measure as well.
-        audit: Write the page of an audit too (`ci.audit`, with as many twins).
+        untrained: How many untrained copies, and networks of shuffled weights, to measure as well.
+        audit: Write the page of an audit too (`ci.audit`, with the same `untrained`).
         run: As in `ci.sweep`.
 
     Returns:
@@ -114,7 +114,7 @@ def _check_folder(folder: Path, kind: type[Result], pages: tuple[str, ...]) -> N
 def _random_weights(
     model: HookedModel, samples: Samples, probes: Probes, count: int, options: RunOptions
 ) -> tuple[list[SweepResult], list[SweepResult]]:
-    """Sweeps untrained twins of a model, and the model with its weights in random order."""
+    """Sweeps untrained copies of a model, and the model with its weights in random order."""
     if samples.start >= SAMPLES:
         return [], []
     compared = part(samples, samples.start, min(SAMPLES, samples.start + samples.n))
@@ -128,8 +128,8 @@ def _random_weights(
 def _attention(model: Any, samples: Samples, result: SweepResult) -> dict[str, Any]:
     """Returns figures of the CLS attention of each head, or its memberships, and images' names.
 
-    It is shown on the first images in a few layers: first, if sharpness was measured, the layer
-    that has the head with the sharpest CLS attention, then the last ones.
+    The first images are shown in a few layers: if sharpness was measured, first the layer whose
+    head has the sharpest CLS attention; then the last layers.
     """
     first = samples.start
     if model.cfg.kind != "vision":

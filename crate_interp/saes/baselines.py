@@ -40,8 +40,8 @@ def shuffled(sae: Coder, seed: int) -> Coder | None:
 class Components:
     """PCA as an autoencoder: `acts = (x - mean) V`, `x' = acts V^T + mean`.
 
-    directions V `[d_in, k]`: the orthonormal directions of largest variance. Without any, every
-    token becomes the mean, as under ablation.
+    directions V `[d_in, k]`: the orthonormal directions of largest variance. Without directions,
+    every token becomes the mean, as in mean ablation.
     """
 
     mean: Float[Tensor, "d_in"]

@@ -69,12 +69,12 @@ def load(
         scaling_factor: The number that multiplies activations before encoding (and divides them
             after decoding), for autoencoders that need it (`normalize_activations`
             "expected_average_only_in").
-        revision: As in `ci.load`, and so are device, cache_dir, local_files_only and token.
+        revision: As in `ci.load`; the same holds for device, cache_dir, local_files_only and token.
         device: Where the autoencoder is put.
-        dtype: Of the parameters. Default: float32.
+        dtype: The dtype of the parameters. Default: float32.
         cache_dir: The folder of downloads.
         local_files_only: Download nothing.
-        token: For repos that are not public.
+        token: Your token of the Hub, for repos that are not public.
 
     Raises:
         CheckpointError: For an unknown architecture or option, and for any defect of a file.

@@ -52,23 +52,23 @@ def evaluate(
     """Measures how well autoencoders replace the activations that they read.
 
     The baselines of an autoencoder are its copy with shuffled weights, PCA with as many components
-    as it has active features per token, and ablation to zero and to the mean. The loss of a
-    language model is that of the next token. The loss of images is the cross-entropy of `labels`;
-    without labels it is the divergence KL(own answers || answers with the autoencoder).
+    as the autoencoder has active features per token, and ablation to zero and to the mean. The loss
+    of a language model is that of the next token. The loss of images is the cross-entropy of
+    `labels`; without labels it is the divergence KL(own answers || answers with the autoencoder).
 
     Args:
         model: A hooked model with logits.
         data: As in `ci.sweep`.
         saes: Autoencoders by the names of points, as in `ci.saes.spliced`; each is evaluated alone.
         labels: Numbers of classes, or names in cfg.labels. Default: the data's labels, if any.
-        attention_mask: Of a language model, `[n, pos]`: 1 for tokens, 0 for padding after them;
-            padding is never counted.
+        attention_mask: For a language model, a mask `[n, pos]`: 1 for tokens, 0 for padding after
+            the tokens; padding is never counted.
         seed: The seed of the shuffled weights.
         run: As in `ci.sweep`.
 
     Returns:
-        What `SaeResult` lists; in a shard, None while the means of other shards are missing: run it
-        again to continue.
+        The losses and reconstruction errors that `SaeResult` lists. A shard returns None while the
+            means of other shards are missing; run it again to continue.
 
     Raises:
         ValueError: Before work starts, for a model without logits, for wrong labels or masks, and
@@ -81,9 +81,9 @@ def evaluate(
 
 @dataclass(frozen=True)
 class EvaluateSaes(Question):
-    """The question of `evaluate`.
+    """Measures what autoencoders lose.
 
-    loss: of the samples. mask `[n, pos]`: of all samples, the first of which has number `first`.
+    loss: the loss of each sample. mask: the mask of all samples `[n, pos]`, from number `first` on.
     """
 
     saes: Mapping[str, Coder]
@@ -96,7 +96,7 @@ class EvaluateSaes(Question):
     result = SaeResult
 
     def settled(self, model: HookedModel, samples: Samples) -> "EvaluateSaes":
-        """Refuses what cannot be asked, and fills in what model and samples decide."""
+        """Refuses invalid requests, and fills in what model and samples decide."""
         checks.count("seed", self.seed, least=0)
         check_logits(model, "an evaluation of autoencoders")
         check_saes(model, self.saes)

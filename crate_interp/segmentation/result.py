@@ -63,15 +63,15 @@ def middle_rows(ranked: pd.DataFrame) -> Any:
 class SegmentResult(Result):
     """How well attention maps segment.
 
-    `table("scores")`, the main table, has a row per rule, resolution, way (of choosing heads)
-    and layer, with 95 % intervals over images. A fixed head is chosen on one half of the images and
-    scored on the other; its numbers are means over 50 splits, and its interval has the spread
-    between splits in it too (`stats.intervals.over_splits`). layer is empty in the row of the head
-    that is fixed over all layers; head_layer and head name the head that was chosen most often,
-    and chosen is its share of all choices. Further columns hold scores to compare with: the same
-    heads judged by the mask of the next image, the same heads with patches in random order,
-    untrained networks, and six masks that need no network. strongest names the one of the six with
-    the highest mean over all images; excess is the difference to it, with its interval.
+    `table("scores")`, the main table, has a row per rule, resolution, way (of choosing heads) and
+    layer, with 95 % intervals over images. A fixed head is chosen on one half of the images and
+    scored on the other; its numbers are means over 50 splits, and its interval includes the spread
+    between splits (`stats.intervals.over_splits`). layer is empty in the row of the head that is
+    fixed over all layers; head_layer and head name the head that was chosen most often, and chosen
+    is this head's share of all choices. Further columns hold baselines: the same heads judged by
+    the mask of the next image, the same heads with patches in random order, untrained networks, and
+    six masks that need no network. strongest names the best of these six masks, by its mean over
+    all images. excess is the score minus that mask's score, with an interval.
 
     `table("heads")` has a row per rule, resolution, layer and head. `table("images")` has a row per
     image with an object: the score of the fixed head by the rule "mass" at the resolution "token",
@@ -165,9 +165,9 @@ class SegmentResult(Result):
     def verdict(self) -> str:
         """Returns whether the chosen heads find objects.
 
-        They do if the interval lies above every chance level, and they do so worse than the
-        strongest mask without a network if the interval of the difference lies below 0, no better
-        than it if the interval includes 0.
+        They do if the interval lies above every chance level. They are worse than the strongest
+        mask without a network if the interval of the difference lies below 0. They are no better
+        than that mask if the interval includes 0.
         """
         row = self.overall()
         bar = max(row[name] for name in (*BLIND, "untrained") if not pd.isna(row[name]))

@@ -1,4 +1,4 @@
-"""ci.segment: do attention maps segment? Scores of a model, its untrained twins, and chance."""
+"""ci.segment: do attention maps segment? Scores of a model, its untrained copies, and chance."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -57,21 +57,22 @@ def segment(
 
     A layer is scored in three ways. "best head for each image" is the published mIoU (arXiv
     2308.16271 eq. 13-14): the data's mask chooses the head. "fixed head" takes the head that is
-    best on the other half of the images, over 50 random splits. "mean over heads" is over all.
+    best on the other half of the images, over 50 random splits. "mean over heads" averages all
+    heads.
 
-    There are two chance levels, in the same three ways, with the same fixed heads. One judges the
-    same maps by the mask of the next image, which keeps the maps' knowledge of where objects
-    usually are. The other puts the patches of the same maps in random order. A further level is the
-    mean of networks with random weights, which choose heads of theirs (`untrained` says how many).
+    Two chance levels are scored in the same three ways, with the same fixed heads. The first judges
+    the same maps by the mask of the next image, so it keeps what maps know of where objects usually
+    are. The second puts the patches of the same maps in random order. A third level is the mean of
+    untrained networks, each with its own choice of heads (`untrained` says how many networks).
 
     The map of a head is the attention of CLS; in ToST the membership of each patch, in CBT the
     row of CLS in A^T A (`ci.probes.segmentation`).
 
-    Six masks need no network: the whole image, and those of five maps made of the picture alone by
-    the same rules: a centred map, colour contrast to the border and to the mean, local variance,
-    and two colour clusters (`SegmentResult`). A head that finds objects no better than the
-    strongest of them shows nothing that the network has learned. Intervals are over images, and for
-    a fixed head over splits too. The data is read once for each network.
+    Six masks need no network: the whole image, and the masks of five maps made of the picture alone
+    (a centred map, colour contrast to the border and to the mean, local variance, and two colour
+    clusters; see `SegmentResult`). If a head is no better than the strongest of these masks, it
+    shows nothing that the network has learned. Intervals are over images, and for a fixed head over
+    splits too. The data is read once for each network.
 
     Args:
         model: A hooked model of images.
@@ -83,7 +84,7 @@ def segment(
         scaled: Whether scores are divided by sqrt(d_head).
         cls_key: Whether CLS is among the keys.
         size: The side, or (h, w), of larger images, for finer maps of the same model.
-        untrained: How many untrained twins to measure as well.
+        untrained: How many untrained copies to measure as well.
         run: As in `ci.sweep`.
 
     Returns:
@@ -108,7 +109,7 @@ def segment(
 
 @dataclass(frozen=True)
 class Segment(Question):
-    """The question of `segment`. probe: of segmentation, with its settings."""
+    """Scores how well heads segment. probe: the probe of segmentation, with its settings."""
 
     probe: Probe
     untrained: int

@@ -46,9 +46,9 @@ class Scores(NamedTuple):
 def choices(heads: np.ndarray, groups: np.ndarray | None = None) -> np.ndarray:
     """Returns the head that scores each sample in each split, `[draw, n, layer + 1]`.
 
-    It is the head of the layer that is best on the other half of the samples; in the last column,
-    that of all layers. heads: scores `[n, layer, head]`. A head is given by its place among all
-    heads of all layers. If heads are equally good, the first one is taken.
+    It is the layer's head that is best on the other half of the samples; the last column has the
+    best head of all layers. heads: scores `[n, layer, head]`. A head is given by its place among
+    all heads of all layers. If heads are equally good, the first one is taken.
     """
     n, layers, count = heads.shape
     flat, first = heads.reshape(n, -1), halves(n, groups)
@@ -63,11 +63,11 @@ def choices(heads: np.ndarray, groups: np.ndarray | None = None) -> np.ndarray:
 def score_table(result: Result) -> pd.DataFrame:
     """Returns a row per rule, resolution, way and layer, with chance levels.
 
-    Heads are chosen once, on the data's masks: the next image's mask and maps in random order have
-    the scores of the same heads, networks of random weights those of their own. head_layer and
-    head: the head that was chosen most often; chosen: the share of scores that are this head's.
-    strongest: the one of the masks without a network that has the highest mean over all images.
-    excess, excess_low, excess_high: the mean over images of the difference to it, and its interval.
+    Heads are chosen once, on the data's masks. The next image's mask and maps in random order score
+    the same heads; networks of random weights choose their own heads. head_layer and head: the head
+    that was chosen most often; chosen: the share of scores that are this head's. strongest: the
+    mask without a network that has the highest mean over all images. excess, excess_low,
+    excess_high: the mean difference to this mask over images, and its interval.
     """
     constants, groups = _judged(result)
     parts: list[pd.DataFrame] = []
@@ -148,11 +148,11 @@ def _columns(scores: Scores, heads: np.ndarray) -> pd.DataFrame:
 
 
 def _scores(result: Result) -> Iterator[tuple[str, str, list[Scores], list[Scores]]]:
-    """Yields rule, resolution, the scores of the model, and those of its twins.
+    """Yields rule, resolution, the scores of the model, and the scores of its untrained copies.
 
-    Those of the model are by the data's masks, with patches in random order, and by the next
-    image's masks. All are of images with an object; where the next image has none, the last are
-    NaN.
+    The model has three scores: by the data's masks, with patches in random order, and by the next
+    image's masks. All are of images with an object; the third score is NaN if the next image has no
+    object.
     """
     there = result.table("constants")["all_token"].notna().to_numpy()
     samples, heads = (result.table(f"untrained_{name}") for name in ("samples", "head_samples"))

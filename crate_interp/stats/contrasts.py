@@ -131,8 +131,8 @@ def against_networks(
 ) -> Difference:
     """Returns one network's mean minus the mean of other networks, tested as by `contrast`.
 
-    mean, error: the one network's mean, and the standard error of this mean. samples: how many
-    samples the mean is over. For s other networks the value is mean - mean(networks), and the half
+    mean, error: the one network's mean, and the standard error of this mean. samples: the number of
+    samples in this mean. For s other networks the value is mean - mean(networks), and the half
     width is t_{s-1} sqrt(sd^2 (1 + 1/s) + error^2). Everything is NaN for fewer than two networks,
     or if the error is NaN.
     """
@@ -163,8 +163,8 @@ def by_group(
     % of cases (tests/benchmarks/bench_coverage.py).
 
     groups: the group of each sample; None, or all different, returns the values as they are. A NaN
-    is left out. Of fewer than 10 groups only the mean is returned, as a single row: too few for an
-    interval.
+    is left out. For fewer than 10 groups only the mean is returned, as a single row: they are too
+    few for an interval.
     """
     if groups is None:
         return values
@@ -198,7 +198,7 @@ def of_sums(
 
 
 def mean_error(values: Shaped[np.ndarray, "n c"]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the standard error of each column's mean, and over how many values it is.
+    """Returns the standard error of each column's mean, and the number of values in it.
 
     A NaN is left out; the error of fewer than two values is NaN.
     """

@@ -167,8 +167,8 @@ def over_splits(
     In each split a choice was made on one half of the samples and scored on the other. The number
     is the mean over splits. Its variance is that of the samples, whose scores are averaged over
     splits (as `studentised` has it), plus the variance between the means of splits. The latter
-    counts whole, not divided by the number of splits: more splits of the same samples only tell
-    what these samples choose, and other samples would choose anew. The interval is Student's
+    variance is not divided by the number of splits: more splits of the same samples only show what
+    these samples choose, and other samples would choose anew. The interval is Student's
     (`contrast`). groups: as in `halves`; samples then are groups (`by_group`).
     """
     values = contrasts.by_group(scores.mean(axis=0), groups)
@@ -199,8 +199,8 @@ def interval_words(
 ) -> str:
     """Returns an interval as words, such as "95 % interval +0.1 to +0.3".
 
-    form: the format of a number. of: what there are too few of if an end is unknown, or both are
-    infinite: then the words are "too few samples for an interval".
+    form: the format of a number. of: the noun in "too few samples for an interval", which is
+    returned if an end is unknown or both are infinite.
     """
     if np.isnan([low, high]).any() or np.isinf([low, high]).all():
         return f"too few {of} for an interval"

@@ -108,7 +108,8 @@ def decide(
     Args:
         inside: Whether the value lies within the bounds.
         tests: The test of the bounds.
-        rivals: The tests against each baseline, by the words for it; the first is the null.
+        rivals: The tests against each baseline, by the words for it; the first baseline is the
+            null.
         family: Cells of one family are tested together, by Holm's method.
         exempt: Which cells need not beat a rival.
         compared: Which cells were compared with all rivals.

@@ -74,10 +74,10 @@ class SurgeryResult(Result):
 
     `table()`, also "slopes": a row per replacement and layer; layer -1 is all layers at once.
     slope: d loss / d t at t = 0, where the step begins to replace the layer's own, in nats; mean
-    over samples. slope_low, slope_high: its 95 % bootstrap interval over samples. random: the mean
-    slope over samples and random directions. random_low, random_high: an interval that covers the
-    mean slope of one further random direction at 95 %, mean +- t sd sqrt(1 + 1 / n) for n
-    directions.
+    over samples. slope_low, slope_high: the slope's 95 % bootstrap interval over samples. random:
+    the mean slope over samples and random directions. random_low, random_high: an interval that
+    covers the mean slope of one further random direction at 95 %, mean +- t sd sqrt(1 + 1 / n) for
+    n directions.
 
     falls: whether slope_high is below 0. better: whether the slope is also below random_low. This
     compares the slope itself, not its interval: the random directions see the same samples, so the

@@ -1,9 +1,9 @@
 """ci.surgery: does the network answer better when a layer does its job better?
 
 Another step gives later layers inputs they were not trained on. So a large share of another step
-hurts, whatever the step is. The measure is therefore the slope of the loss where the step begins to
-replace the layer's own. One backward pass gives the slope exactly: `<g, step - own>`, where g is
-the gradient of the sample's loss.
+hurts, whatever the step is. We therefore measure the slope of the loss where the other step begins
+to replace the layer's own step. One backward pass gives the slope exactly: `<g, step - own>`, where
+g is the gradient of the sample's loss.
 
 The slope is compared with the slopes of random directions. Each direction is made from the same
 change: the entries of every token's change are put in a random order with random signs, the same
@@ -65,9 +65,9 @@ def surgery(
 ) -> Perhaps[SurgeryResult]:
     """Measures how answers change when layers take the steps that they were derived from.
 
-    In each layer, and in all at once, `(1 - t) own + t step` replaces the output of attention or
-    the code of the sparse step (`ci.surgeries.replaced` lists the steps). The loss is the
-    cross-entropy in nats of the right class, or of the next token (mean over the window).
+    In each layer, and in all layers at once, `(1 - t) own + t step` replaces the output of
+    attention or the code of the sparse step (`ci.surgeries.replaced` lists the steps). The loss is
+    the cross-entropy in nats of the right class, or of the next token (mean over the window).
 
     The slope d loss / d t at t = 0 is compared with the slopes of random directions that are as
     long and as systematic as the step. crate_interp/surgeries/run.py says why, and how to read
@@ -82,7 +82,7 @@ def surgery(
             "plus", "minus", 4 and "solution" that the layers can take.
         mixes: Values of t, in [0, 1], at which the model is run.
         directions: The number of random directions, at least 2.
-        eps: The precision of the rates, above 0, in steps that descend one.
+        eps: The precision of the rates that steps descend, above 0.
         seed: The seed of the random directions.
         run: As in `ci.sweep`.
 
@@ -101,7 +101,7 @@ def surgery(
 
 @dataclass(frozen=True)
 class Surgery(Question):
-    """The question of `surgery`. steps: those of the replacements. loss: of the samples."""
+    """Measures replaced steps. steps: the steps that replace. loss: the loss of each sample."""
 
     replacements: Sequence[Replacement] | None
     mixes: Sequence[float]
@@ -114,7 +114,7 @@ class Surgery(Question):
     result = SurgeryResult
 
     def settled(self, model: HookedModel, samples: Samples) -> "Surgery":
-        """Refuses what cannot be asked, and fills in what model and samples decide."""
+        """Refuses invalid requests, and fills in what model and samples decide."""
         numbers: Any = {"eps": checks.positive("eps", self.eps)}
         numbers["seed"] = checks.count("seed", self.seed, least=0)
         check_logits(model, "surgery")
@@ -238,7 +238,7 @@ def _of_batch(
 
 
 def _scored(question: Surgery, batch: Batch, logits: Tensor, what: str) -> tuple[Tensor, Tensor]:
-    """Returns loss and right answers of a batch. what: whose they are, for an error."""
+    """Returns loss and right answers of a batch. what: the step that gave them, for an error."""
     numbers = range(batch.start, batch.last + 1)
     wanted = question.loss.right_answers(logits, batch.inputs, numbers)
     loss = losses(logits.double(), wanted)

@@ -56,7 +56,7 @@ def any_step(
 ) -> Step:
     """Returns the step for a name or a number of proximal steps.
 
-    Raises ValueError, with the argument's `name`, for another one.
+    Raises ValueError, with the argument's `name`, for any other name or number.
     """
     if SOLUTION in choices and (what == SOLUTION or checks.is_int(what)):
         count = None if what == SOLUTION else checks.count(name, what)
@@ -242,7 +242,7 @@ def visible_gradient(
 def _sparse(
     count: int | None, block: CrateBlock, acts: Acts, visible: Tensor | None, eps: float
 ) -> Float[Tensor, "batch pos d_mlp"]:
-    """Returns the code after so many proximal steps, or a solution of the lasso if it is None."""
+    """Returns the code after a number of proximal steps, or a solution of the lasso for None."""
     lasso, x = block.mlp.lasso(), acts["ln2.hook_normalized"]
     assert isinstance(lasso, Lasso), lasso  # _no_lasso has checked this
     if count is None:

@@ -323,7 +323,7 @@ def atoms(
 
 @dataclass(frozen=True)
 class Atoms(Question):
-    """The question of `atoms`."""
+    """Measures the statistics of atoms."""
 
     top: int
     coactivation: bool = False
@@ -332,7 +332,7 @@ class Atoms(Question):
     result, streams = AtomResult, True
 
     def settled(self, model: HookedModel, samples: Samples | Stream) -> "Atoms":
-        """Refuses what cannot be asked, and fills in what model and samples decide."""
+        """Refuses invalid requests, and fills in what model and samples decide."""
         checks.count("top", self.top)
         checks.flag("coactivation", self.coactivation)
         if not checks.is_number(self.dense) or not 0 <= self.dense <= 1:

@@ -229,8 +229,8 @@ def strip(
 ) -> list[Row]:
     """Returns the rows of the strip: what the theory expects, and which layers agree with it.
 
-    twins, shuffled: the two kinds of networks with random weights. A number is above or below
-    untrained networks only if it is shown to lie on that side of both kinds.
+    twins, shuffled: untrained copies, and networks with weights in random order. A number counts as
+    above or below untrained networks only if this is shown for both kinds.
     """
     measures: dict[str, Callable[[SweepResult], Change | None]] = {
         f"{rate if of else f'R^c of {_frame(result)}'} falls at attention": partial(

@@ -88,9 +88,9 @@ def _wide(rows: Any, values: str) -> np.ndarray:
 def baseline(
     untrained: "Sequence[SweepResult] | None", statistic: str
 ) -> Float[np.ndarray, "seed layer"] | None:
-    """Returns the mean of a statistic by layer for each untrained twin, or None without twins.
+    """Returns the mean of a statistic by layer for each untrained copy, or None.
 
-    Raises ValueError if the twins differ in depth or lack the statistic.
+    Raises ValueError if the copies differ in depth or lack the statistic.
     """
     if not untrained:
         return None
@@ -130,7 +130,7 @@ def _chance(result: "SweepResult", statistic: str) -> tuple[str, np.ndarray] | N
 
 
 def even(result: Result, statistic: str) -> Float[np.ndarray, "layer"] | None:
-    """Returns, by layer, the value of a statistic of attention if all keys get equal shares.
+    """Returns the value that a statistic of attention has for equal shares of all keys, by layer.
 
     Returns None for other statistics, or if the entropy of even attention was not measured.
     """

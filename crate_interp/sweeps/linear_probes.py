@@ -56,11 +56,11 @@ def linear_probe(
     in at most d_model features: means of colours over a grid, or tokens (`input_features`). A layer
     shows what the network adds only if it is more accurate. A probe of a store has no such level.
 
-    `linear.permuted` is the accuracy if labels are permuted among samples. It is at chance by
-    construction, because a held-out sample shares nothing with the training part; so it shows the
-    noise of the accuracy, not what the classifier could memorise. `result.samples()` has 1 (right)
-    or 0 (wrong) for held-out samples, and NaN for other samples; std and n are over held-out
-    samples.
+    `linear.permuted` is the accuracy if labels are permuted among samples. This accuracy is at
+    chance by construction, because a held-out sample shares nothing with the training part; so it
+    shows the noise of the accuracy, not what the classifier could memorise. `result.samples()` has
+    1 (right) or 0 (wrong) for held-out samples, and NaN for other samples; std and n are over
+    held-out samples.
 
     The features are kept: n x (n_layers + 2) x d_model numbers in float32. The process that finds
     all chunks finished fits the classifiers, and needs memory for all features.
@@ -88,7 +88,7 @@ def linear_probe(
 
 @dataclass(frozen=True)
 class LinearProbe(Question):
-    """The question of `linear_probe`. classes: of samples. forward: a store's, or the model's."""
+    """Fits a linear probe. classes: one per sample. forward: that of a store or of the model."""
 
     pool: str | None
     test: float

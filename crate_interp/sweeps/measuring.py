@@ -227,8 +227,8 @@ def measure_controls(
     """Returns a batch's numbers, and the table of controls on its first `count` samples.
 
     The table has the means over samples under each control, and the model's means on the same
-    samples: a row for each control, statistic and layer. "random weights" is `untrained`, a twin
-    with the official initialisation; the other controls are those of CONTROLS.
+    samples: a row for each control, statistic and layer. "random weights" is `untrained`, an
+    untrained copy with the official initialisation; CONTROLS has the other controls.
     """
     layers: Any = getattr(chunk.model, chunk.blocks)
     seen = an_eighth(batch.start, count)

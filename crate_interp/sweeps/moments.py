@@ -76,8 +76,8 @@ def _with_std(moments: pd.DataFrame) -> Any:
 def errors_over_groups(result: Result) -> dict[tuple, tuple[float, float]]:
     """Returns the standard error of each mean over groups of samples, and the number of groups.
 
-    Keys: (probe, statistic, layer), of a statistic per head for the mean over heads too; and with
-    the head.
+    Keys: (probe, statistic, layer), also for the mean over heads; and (probe, statistic, layer,
+    head).
     """
     found: dict[tuple, tuple[float, float]] = {}
     for layer, part in result.table("samples").groupby("layer"):
@@ -95,8 +95,8 @@ def errors_over_groups(result: Result) -> dict[tuple, tuple[float, float]]:
 def errors(result: Any, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """Returns the standard error of the mean of each row of `layers()` or `heads()`, and its n.
 
-    n: the number of independent samples. NaN for a statistic of the weights. Where samples are not
-    independent (`Result.by_group`), the error is that over groups.
+    n: the number of independent samples. NaN for a statistic of the weights. If samples are not
+    independent (`Result.by_group`), the error is over groups.
     """
     std, n = rows["std"].to_numpy(float), rows["n"].to_numpy(float)
     if result.independent[1] == result.meta["unit"]:

@@ -196,8 +196,8 @@ class LinearProbeResult(SweepResult):
     def finding(self) -> str:
         """Returns a sentence on the layer of highest accuracy, with the input alone and chance.
 
-        The difference to the input alone has an interval over held-out samples (`paired_shares`),
-        with the layer fixed. A store of activations has no input.
+        The accuracy minus that from the input alone has an interval over held-out samples
+        (`paired_shares`), with the layer fixed. A store of activations has no input.
         """
         table: Any = self._table("layers")
         wide = table.pivot(index="layer", columns="statistic", values="mean")

@@ -58,8 +58,8 @@ def sweep(
         model: A hooked model.
         data: See `ci.data.open_data` and `open_text`, or the result of `ci.open_store`. If data is
             a stream, every process reads all rows.
-        probes: Names of probes, such as frames, which has the change of R^c by attention, Probe
-            objects, or both. Default: compression, sparsity, attention and alignment.
+        probes: Names of probes (such as "frames": how attention changes R^c), Probe objects, or
+            both. Default: compression, sparsity, attention and alignment.
         blocks: "decoder_blocks" for a masked autoencoder's decoder.
         forward: Another way to run the model: forward(model, batch).
         controls: On how many of the first samples to measure the negative controls; each takes
@@ -84,7 +84,7 @@ def sweep(
 
 @dataclass(frozen=True)
 class Sweep(Question):
-    """The question of `sweep`. replay: the forward of a store, if the data is one."""
+    """Measures probes over samples. replay: the forward of a store, if the data is one."""
 
     probes: Any = None
     blocks: str = "blocks"

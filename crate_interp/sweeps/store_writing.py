@@ -90,7 +90,7 @@ def store(
 
 @dataclass(frozen=True)
 class Store(Question):
-    """The question of `store`. shapes: of one sample at each point. forward: options of a run."""
+    """Stores activations. shapes: one sample's at each point. forward: options of a run."""
 
     points: NamesFilter
     stored: str
@@ -100,7 +100,7 @@ class Store(Question):
     result = store_reading.ActivationStore
 
     def settled(self, model: HookedModel, samples: Samples) -> "Store":
-        """Refuses what cannot be asked, and fills in what model and samples decide."""
+        """Refuses invalid requests, and fills in what model and samples decide."""
         checks.one_of("dtype", self.stored, tuple(DTYPES))
         names = model.matching_points(self.points)
         shapes, forward = _tried(model, samples, names)
@@ -160,7 +160,7 @@ def _cached(
 
 
 def _size(run: Experiment, store: Store) -> str:
-    """Says about how much will be written: Arrow adds where the rows of arrays begin."""
+    """Says about how much will be written: Arrow also stores where the rows of arrays begin."""
     n, numbers = run.samples.n or 0, sum(map(prod, store.shapes.values()))
     each = numbers * DTYPES[store.stored].itemsize
     points, samples = counted(len(store.shapes), "points"), counted(n, run.meta["unit"])

@@ -48,9 +48,9 @@ class Tally:
     def add(self, numbers: Numbers, probes: Sequence[Probe], start: int) -> None:
         """Adds the numbers of a batch that begins at sample `start`.
 
-        They go to the CPU together, because each transfer costs as much as a measurement. Raises
-        ValueError, with layer and samples, if a number is not finite; NaN is allowed from a probe
-        with partial=True.
+        The numbers go to the CPU together, because each transfer costs as much as a measurement.
+        Raises ValueError, with layer and samples, if a number is not finite; NaN is allowed from a
+        probe with partial=True.
         """
         of_name = {probe.name: probe for probe in probes}
         first = start - self.start

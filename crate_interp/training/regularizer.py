@@ -37,8 +37,8 @@ class SRRRegularizer:
 
     Args:
         model: A model whose layers have U.
-        weight: Of the term in the loss. 0 adds a zero without a gradient, and does not change a bit
-            of the training.
+        weight: The weight of the term in the loss. 0 adds a zero without a gradient, and does not
+            change a bit of the training.
         layers: "last" (the paper's choice in practice), "random" (one layer at each call, drawn by
             `seed` and not by torch's global generator), or numbers such as [1, 3].
         eps: The precision, above 0.

@@ -90,18 +90,18 @@ def fitted(values: Float[np.ndarray, "series n"]) -> Fit:
 
 
 def change_point(values: Float[np.ndarray, "n"]) -> Change | None:
-    """Returns the largest step of a series beyond a smooth trend, or None if there is too little.
+    """Returns the largest step of a series beyond a smooth trend, or None with too little data.
 
-    There is too little in fewer than 20 values, and where `spread` is below 4: the noise then lies
-    in too few values to tell a step from it. p compares F with those of 399 series without a step:
-    (1 + the number of F at least as large) / 400; fewer series are drawn once 10 are as large.
-    They have the shocks of this one at their own places, each with a random sign (a wild
-    bootstrap), and its memory. A shock is e_t = x_t - phi x_(t-1), with x_t the rest over
-    sqrt(1 - leverage). phi is the smallest of 30 values up to .95 with which simulated rests are
-    in half of the cases as like their neighbours as this rest. So neither a drift, nor a decay, nor
-    slow noise, nor noise that fades with the learning rate counts as a step.
-    tests/benchmarks/bench_change_points.py prints how often p is at most .05 where there is no
-    step, and how often it finds one. A series of more than 128 values is averaged in blocks.
+    There is too little data in fewer than 20 values, and if `spread` is below 4: the noise then
+    lies in too few values to distinguish it from a step. p compares F with those of 399 series
+    without a step: (1 + the number of F at least as large) / 400; fewer series are drawn once 10
+    are as large. These series have the shocks of the measured series at the same places, each with
+    a random sign (a wild bootstrap), and its memory. A shock is e_t = x_t - phi x_(t-1), with x_t
+    the rest over sqrt(1 - leverage). phi is the smallest of 30 values up to .95 with which
+    simulated rests are in half of the cases as like their neighbours as this rest. So neither a
+    drift, nor a decay, nor slow noise, nor noise that fades with the learning rate counts as a
+    step. tests/benchmarks/bench_change_points.py prints how often p is at most .05 without a step,
+    and how often a step is found. A series of more than 128 values is averaged in blocks.
     """
     if len(values) < FEWEST or not np.isfinite(values).all():
         return None
@@ -116,7 +116,7 @@ def change_point(values: Float[np.ndarray, "n"]) -> Change | None:
 
 
 def _p_value(fit: Fit) -> float:
-    """Compares one F with those of series that have its memory, its shocks and random signs."""
+    """Returns p: one F beside the F of series with the same memory and shocks, and random signs."""
     (rest,) = fit.rest / np.sqrt(np.maximum(1 - fit.leverage, 0.05))
     n = len(rest)
     memory = np.searchsorted(_halves(n), likeness(fit.rest)[0])
@@ -133,7 +133,8 @@ def _p_value(fit: Fit) -> float:
 def spread(rest: Float[np.ndarray, "series n"]) -> Float[np.ndarray, "series"]:
     """Returns over how many values a series spreads, `(sum x^2)^2 / sum x^4`.
 
-    It is 1 if one value has all, n if all have the same size, and about n / 3 for even noise.
+    It is 1 if only one value is not 0, n if all values have the same size, and about n / 3 for even
+    noise.
     """
     return (rest**2).sum(axis=-1) ** 2 / (rest**4).sum(axis=-1)
 
@@ -269,12 +270,12 @@ class WatchResult(Result):
 
         The series is the change of the mean per update, from step to step. step: the first step
         after its largest jump. before, after: the mean change per update on both sides. f: how much
-        better the series is fitted with the jump than by a smooth trend alone. p: against series
-        without a jump that have the memory and the shocks of this one
-        (crate_interp/training/watch_result.py); NaN for fewer than 20 changes, and where the noise
-        lies in a few of them. Each p is one of many: at most about 6 % of the series without a jump
-        have a p of .05 or below. The samples are the same at every step, so p is about this one
-        training.
+        better the series is fitted with the jump than by a smooth trend alone. p: compares f with
+        series without a jump that have the memory and the shocks of this series
+        (crate_interp/training/watch_result.py). p is NaN for fewer than 20 changes, and if the
+        noise lies in a few changes. Each p is one of many: at most about 6 % of the series without
+        a jump have a p of .05 or below. The samples are the same at every step, so p is about this
+        one training.
         """
         return self.table("changes")
 

@@ -205,8 +205,8 @@ def watch(
             cannot be measured.
         data: As in `ci.sweep`.
         every: After how many updates the model is measured again.
-        probes: As in `ci.sweep`; "frames" and "objective" measure R^c and the objective in the
-            frames of the audit.
+        probes: As in `ci.sweep`; "frames" and "objective" measure R^c and the objective under the
+            scalings of the audit.
         out: A folder that keeps each step as soon as it is measured, and the result.
         callback: "transformers" or "lightning" makes the returned watch a callback too, to be
             passed as `Trainer(callbacks=[watch])`; it counts the updates itself, and only the first

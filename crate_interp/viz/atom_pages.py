@@ -1,4 +1,4 @@
-"""Pages of atoms: an atlas of what each responds to and does, and how often each is on.
+"""Pages of atoms: an atlas of what an atom responds to and does, and how often it is on.
 
 An atlas is an index of all atoms and, for each layer, a page of its atoms' inputs. The page of
 statistics has the firing rates by layer, and cards of the strongest atoms.
@@ -194,10 +194,10 @@ def atoms_page(result: AtomResult, out: str | Path, *, excerpts: Excerpts | None
     largest.
 
     Args:
-        result: Of `ci.atoms`.
+        result: What `ci.atoms` returns.
         out: The folder.
         excerpts: The tables `images` and `contexts` of an atlas of the same data (`atlas.tables`),
-            to show these tokens; without them they are named by sample and position.
+            to show these tokens. Without these tables, tokens are named by sample and position.
 
     Raises:
         ValueError: If the folder cannot be written, or another process is writing it.

@@ -105,7 +105,7 @@ def _title(cache: CrateCache, layer: int, query: Query, patches: int) -> str:
 
 
 def even_share(model: HookedModel, tokens: int) -> float:
-    """Returns what each token would have if all had as much; memberships are shared by heads."""
+    """Returns the value of each token if all tokens had equal shares; heads share memberships."""
     return 1 / (model.cfg.n_heads if model.cfg.facts["attention"] == "tssa" else tokens)
 
 

@@ -66,15 +66,15 @@ def layers(
             these results, and its band goes from the lowest to the highest of them. A dotted line
             shows the chance level, if it is known.
         labels: A name for each result; None takes the model's name.
-        shuffled: As `untrained`, with the model's weights in random order.
+        shuffled: Like `untrained`: results of networks with the model's weights in random order.
         ax: Axes of your own to draw into, legend included; their Figure is returned.
         title: None takes the statistic's title, "" means no title.
-        dpi: The resolution of the figure. None means 200, or the present resolution if `ax` is
+        dpi: The resolution of the figure. None means 200, or the figure's resolution if `ax` is
             given.
 
     Raises:
         ValueError: If a result lacks the statistic, if there is no result, if `untrained` has
-            another number of layers, and if ax is no matplotlib Axes.
+            another number of layers, and if ax is not a matplotlib Axes.
     """
     results = [result] if isinstance(result, SweepResult) else list(result)
     names = _labels(results, labels)
@@ -152,7 +152,7 @@ def _draw(
     statistic: str,
     random: Mapping[str, Sequence[SweepResult] | None] | None = None,
 ) -> Curve:
-    """Draws a curve for each result, with what stands beside them; returns the first.
+    """Draws a curve for each result, with its baselines; returns the first curve.
 
     random: results of networks with random weights, by the kind of these weights.
     """
@@ -219,7 +219,7 @@ def steps(
     `result.changes()`). A statistic per head has no rings, because its heads are tested one by one.
 
     Args:
-        result: Of `ci.watch`.
+        result: What `ci.watch` returns.
         statistic: Its name, such as "compression.official_rate".
         ax: As in `ci.viz.layers`.
         title: As in `ci.viz.layers`.

@@ -99,7 +99,7 @@ def quiet() -> Iterator[None]:
 def canvas(ax: object, height: float, dpi: float | None) -> tuple[Figure, Any]:
     """Returns the figure and the Axes to draw into: the caller's, or new ones.
 
-    Raises ValueError if `ax` is no matplotlib Axes.
+    Raises ValueError if `ax` is not a matplotlib Axes.
     """
     figure = _figure(ax, (WIDTH, height), dpi)
     axes: Any = figure.add_subplot() if ax is None else ax

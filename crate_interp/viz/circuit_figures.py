@@ -1,4 +1,4 @@
-"""Circuits as figures for papers: heads in columns; an attribution graph, layers upwards."""
+"""Figures for papers: a circuit with heads in columns, and an attribution graph, layers upwards."""
 
 from textwrap import fill
 from typing import Any
@@ -132,15 +132,16 @@ def graph_figure(
 ) -> Figure:
     """Returns a matplotlib Figure of the nodes of a graph with the largest influence.
 
-    Layers go upwards from the embeddings to the answer. Tokens stand in columns, in their order;
-    patches on a sheet for each layer with the picture on it, CLS to the left of it. A node is as
-    large as what the answer loses without it, a hollow one as its attribution, where no forward
-    without it was run; blue raises the answer, orange lowers it. An edge is as wide as its weight,
-    dashed below 0; edges that one head carries more than the skip connection does are black.
+    Layers go upwards from the embeddings to the answer. Tokens stand in columns, in their order.
+    Patches stand on the picture, one copy of it for each layer, with CLS to the left. A filled node
+    is as large as the answer's loss without it; a hollow node, which was not removed, is as large
+    as its attribution. Blue raises the answer, orange lowers it. The width of an edge is its
+    weight; a weight below 0 is dashed. An edge is black if one head carries more of it than the
+    skip connection does.
 
     Args:
-        graph: Of `ci.graph`.
-        most: How many codes to draw; of an image, as many of each layer.
+        graph: What `ci.graph` returns.
+        most: How many codes to draw; for an image, this many per layer.
         ax: As in `ci.viz.layers`.
         title: As in `ci.viz.layers`.
         dpi: As in `ci.viz.layers`.

@@ -27,8 +27,8 @@ _BASES = {
 def audited_number(rows: pd.DataFrame, bounds: Sequence[float | None]) -> Figure:
     """Returns a matplotlib Figure of a number of an audit by layer, beside untrained networks.
 
-    rows: its cells. A line is the mean over frames, its band goes from the lowest to the highest.
-    bounds: dotted lines; None is left out.
+    rows: its cells. A line is the mean over scalings; its band goes from the lowest to the highest.
+    bounds: where dotted lines stand; None draws no line.
     """
     figure, axes = canvas.canvas(None, 2.1, None)
     by_layer: Any = rows.groupby("layer")[["value", "untrained"]].agg(["mean", "min", "max"])
@@ -61,12 +61,12 @@ def compare(
 
     The upper panel shows both sides, the lower panel their difference. Bands are 95 % intervals:
     over samples if a side is one network, over networks if it has several. Dashed lines are the
-    means of the untrained twins; the dashed line of the lower panel is the difference of these
+    means of the untrained copies; the dashed line of the lower panel is the difference of these
     means. A filled dot marks a difference that holds (p <= 0.05, adjusted over layers), a hollow
     dot a difference that does not hold. If a and b differ in depth, the layers are those of a.
 
     Args:
-        comparison: Of `ci.compare`.
+        comparison: What `ci.compare` returns.
         statistic: Its name, such as "compression.official_rate".
         ax: As in `ci.viz.layers`; ax holds both panels.
         title: As in `ci.viz.layers`; ax holds both panels.
@@ -122,11 +122,12 @@ def concentration(
     """Returns a matplotlib Figure of how much k swapped nodes carry, by layer.
 
     The upper panel shows how much of the gap native, principal and randomly rotated axes carry;
-    bands are 95 % intervals over pairs. The lower panel shows how far native axes move the gap over
-    how far rotated ones do; dashed is the same ratio in untrained twins, and 1 is no concentration.
+    bands are 95 % intervals over pairs. The lower panel divides how far native axes move the gap by
+    how far rotated axes do; dashed is this ratio in untrained copies. A ratio of 1 means no
+    concentration.
 
     Args:
-        result: Of `ci.circuits.concentration`.
+        result: What `ci.circuits.concentration` returns.
         k: One of the numbers of swapped nodes; None means the middle one.
         ax: As in `ci.viz.layers`; ax holds both panels.
         title: As in `ci.viz.layers`; ax holds both panels.

@@ -122,14 +122,14 @@ def ablation_page(result: HeadAblation, out: str | Path, *, explorer: str | None
     Returns the path of the page.
 
     Args:
-        result: Of `ci.ablate_heads`.
+        result: What `ci.ablate_heads` returns.
         out: The folder.
         explorer: The name of a page of `ci.viz.explore` in the same folder; a click on a head opens
             it there.
 
     Raises:
         ValueError: If the folder cannot be written, or another process is writing it, and for an
-            `explorer` that is no name of a page.
+            `explorer` that is not the name of a page.
     """
     check_page("explorer", explorer)
     table: Any = result.heads().sort_values("drop", key=np.abs, ascending=False, kind="stable")

@@ -257,7 +257,7 @@ def _start(view: panels.View) -> dict[str, int]:
 
 
 def _most_effect(without: dict[str, Any]) -> dict[str, Any]:
-    """Returns where the page opens if it knows the answer without each head: at what matters most.
+    """Returns where the page opens if it knows the answer without each head: at the top head.
 
     The head is the one without which the probability of the model's answer changes most, and the
     page opens with it off.
@@ -272,7 +272,7 @@ def _most_effect(without: dict[str, Any]) -> dict[str, Any]:
 def _relative(view: panels.View, layer: int) -> Float[np.ndarray, "head query *pos"]:
     """Returns a layer's maps relative to the even share; shares that do not count are 0.
 
-    Of an image the maps are those of its first token alone. Memberships stay as they are.
+    For an image, only the map of the first token counts. Memberships stay as they are.
     """
     maps = view.at(view.kind.point, layer)
     if view.kind.name == "membership":

@@ -21,11 +21,11 @@ def graph(graph: AttributionGraph) -> Html:
     """Returns a page that shows which codes made one answer, to point at and to share.
 
     Layers go upwards, tokens across; nodes of an image stand on their patches, on a leaning picture
-    for each layer. A node is as large as what the answer loses without it, a hollow one as its
-    slope. An edge is as wide as its weight; its colour is that of the head that carries most of it.
-    Two sliders hide what holds least of the influence. Codes of like inputs and outputs come as
-    groups, and pinned nodes may be named as a group. The address keeps the state. The page is one
-    file that needs no internet and runs no model.
+    for each layer. A filled node is as large as the answer's loss without it; a hollow node is as
+    large as its slope. The width of an edge is its weight; the colour is that of the head that
+    carries most of it. Two sliders hide the nodes and edges with the least influence. Codes with
+    similar inputs and outputs are grouped, and you can name pinned nodes as a group. The address
+    keeps the state. The page is one file that needs no internet and runs no model.
 
     Args:
         graph: An attribution graph from `ci.graph`. With `names=` the page shows where each code

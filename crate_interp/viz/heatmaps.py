@@ -1,4 +1,4 @@
-"""Heat maps with a cell for each layer and head, for any numbers and for the cost of ablation."""
+"""Heat maps with a cell for each layer and head: of any numbers, or of the cost of ablation."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -198,7 +198,7 @@ def head_ablation(
     effect: p, adjusted over all heads, is at most 0.05.
 
     Args:
-        result: Of `ci.ablate_heads`.
+        result: What `ci.ablate_heads` returns.
         ax: As in `ci.viz.layers`.
         title: As in `ci.viz.layers`.
         dpi: As in `ci.viz.layers`.

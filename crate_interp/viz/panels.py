@@ -115,8 +115,8 @@ class View:
 def look(cache: CrateCache, inputs: object, sample: int) -> View:
     """Returns one sample of a cache.
 
-    Raises ValueError if `cache` is no cache of images or texts, if the inputs do not fit the cache,
-    and if the cache lacks the sample.
+    Raises ValueError if `cache` is not a cache of images or texts, if the inputs do not fit the
+    cache, and if the cache lacks the sample.
     """
     model = model_of(cache)
     inputs, text = _batch(model, inputs), model.cfg.kind == "text"

@@ -46,14 +46,14 @@ def report_page(
 
     The folder also gets figures/*.png and two tables: summary.txt has the finding, means by layer,
     the meaning of its columns, and the controls; layers.csv has `result.layers()` with the mean,
-    lowest and highest value of the twins. Returns the path of the page.
+    lowest and highest value of the untrained copies. Returns the path of the page.
 
-    twins: results of the same network with random weights, one result for each seed. attention: a
-    figure of maps over images for each layer that is shown; images: their names. audited:
-    whether the page links to the page of an audit, audit/audit.html. data: the name of the data,
-    shown in the command that repeats the report. shuffled: results of the network with its weights
-    in random order, a second baseline of random weights. progress: whether to show a bar while the
-    figures are drawn.
+    twins: results of untrained copies of the network, one result for each seed. attention: a figure
+    of maps over images for each layer that is shown; images: their names. audited: whether the page
+    links to the page of an audit, audit/audit.html. data: the name of the data, shown in the
+    command that repeats the report. shuffled: results of the network with its weights in random
+    order, a second baseline of random weights. progress: whether to show a bar while the figures
+    are drawn.
 
     Raises ValueError if the folder cannot be written, or another process is writing it.
     """
@@ -124,7 +124,7 @@ def _change(result: SweepResult, twins: Sweeps, shuffled: Sweeps) -> list[dict[s
 
 
 def _caution(result: SweepResult, twins: Sweeps) -> str:
-    """Returns cautions: on what replaces U, and on too few twins."""
+    """Returns cautions: on what replaces U, and on too few untrained copies."""
     cautions = [instead_of_u(result)]
     if 0 < len(twins) < 4:
         cautions.append(
@@ -148,7 +148,7 @@ def _summary(result: SweepResult, twins: Sweeps, data: str, caution: str) -> str
 
 
 def _layers_csv(result: SweepResult, twins: Sweeps) -> str:
-    """Returns `result.layers()` as CSV, with the mean, lowest and highest value of the twins."""
+    """Returns `result.layers()` as CSV, with the mean and range of the untrained copies."""
     rows = result.layers()
     if twins:
         keys = ["probe", "statistic", "layer"]

@@ -58,8 +58,8 @@ def mean(
     This removes the differences between samples from the part.
 
     Args:
-        source: The activations at the same point in that run, batch first; each position has a mean
-            of its own.
+        source: The activations at the same point in that run, batch first; each position has a
+            separate mean.
         heads: The numbers of the heads, None for all.
         atoms: The numbers of the atoms, None for all.
         positions: The tokens, None for all.
@@ -83,9 +83,9 @@ def resample(
 ) -> Edit:
     """Returns an edit that replaces a part by the activations of another sample.
 
-    One of these samples is drawn for each sample of a batch; the same seed gives the same draw. If
-    the source has as many samples as the batch, sample i of the batch never gets sample i of the
-    source, so that the run's own cache can be shuffled.
+    One sample of the source is drawn for each sample of a batch; the same seed gives the same draw.
+    If source and batch have equally many samples, sample i of the batch never gets sample i of the
+    source. So you can shuffle a run's own cache.
 
     Args:
         source: The activations at the same point for samples that represent the data, batch first.
@@ -125,8 +125,8 @@ def patch(
     """Returns an edit that replaces a part by the activations of another run.
 
     Args:
-        source: The activations at the same point in that run, as many samples as the batch has, or
-            one sample for all.
+        source: The activations at the same point in that run: one sample for each sample of the
+            batch, or one sample for all.
         heads: The numbers of the heads, None for all.
         atoms: The numbers of the atoms, None for all.
         positions: The tokens, None for all.
@@ -293,8 +293,8 @@ def project_out(
     `[head, d_model, width]` for the span of several heads.
 
     At ln1.hook_normalized the codes of head k are then 0. If U is orthonormal over all heads
-    together, the codes of the other heads do not change; trained subspaces overlap, and other heads
-    lose what they share with this one. In the stream (hook_resid_pre) neither statement holds:
+    together, the codes of the other heads do not change; trained subspaces overlap, so other heads
+    lose what they share with head k. In the stream (hook_resid_pre) neither statement holds:
     LayerNorm subtracts a mean and scales, which mixes the span with the rest, and the skip path
     loses the span too. Compare with a random subspace.
 
@@ -333,7 +333,7 @@ def project_onto(
 
 
 def compose(*edits: Edit) -> Edit:
-    """Returns an edit that applies several edits at one point, the first one first.
+    """Returns an edit that applies several edits at one point, in their order.
 
     Raises ValueError if there are none, or if one is not callable.
     """
@@ -373,8 +373,8 @@ def sparse_step(
     Raises:
         ValueError: If neither lambd nor eta is given, if a value is negative or not finite, or if
             the layer lacks the lambd or eta that is given.
-        RuntimeError: If another thread has such a context open on the layer; and while this context
-            is open, in other threads that run the layer.
+        RuntimeError: If another thread has such a context open on the layer. While this context is
+            open, other threads that run the layer get this error.
     """
     step: Any = getattr(block, "mlp", None)
     wanted = {name: value for name, value in (("lambd", lambd), ("eta", eta)) if value is not None}

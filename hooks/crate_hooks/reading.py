@@ -38,7 +38,7 @@ HEADS_FIRST = (
 def position_axis(name: str) -> int | None:
     """Returns the axis of a point's activation that counts the tokens, or None if it has none.
 
-    Points of the class attention of ToST have none: their tokens are CLS and the patches, one more
+    Points of ToST's class attention return None: their tokens are CLS and the patches, one more
     than in the stream.
     """
     if "cls_blocks." in name:
@@ -123,16 +123,17 @@ def read(
             model(images)
         norms[0]
 
-    It holds the activations of one layer at a time, where `run_with_cache` holds those of all. The
-    hooks only read. They are removed when the context closes, also after an exception; other hooks
-    on the model stay. Forwards of other threads are not read.
+    `read` holds the activations of one layer at a time; `run_with_cache` holds the activations of
+    all layers. The hooks only read. They are removed when the context closes, also after an
+    exception; other hooks on the model stay. Forwards of other threads are not read.
 
     Args:
         model: A model with hook points.
         points: Names inside a block, such as ("hook_resid_pre", "attn.hook_pattern").
         function: `function(layer, acts)` is called once per forward and layer, as soon as the last
             of the points has fired, with `acts[point]` detached, `[batch, ...]`; then the tensors
-            are released. It must not keep or edit them: they are the model's own, not copies.
+            are released. The function must not keep or edit them, because they are the model's
+            tensors, not copies.
         layers: Numbers of the layers to read. Default: all.
         blocks: The name of the list of layers, "decoder_blocks" for the decoder of a masked
             autoencoder.

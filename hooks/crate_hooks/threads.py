@@ -17,7 +17,7 @@ _ENTERING = Lock()
 class Owner:
     """The thread whose temporary hooks are on a model, while it has contexts open.
 
-    A copied or pickled model gets an owner of its own, without contexts.
+    A copied or pickled model gets a new owner, without contexts.
     """
 
     def __init__(self) -> None:

@@ -262,9 +262,9 @@ def _image_size(
 ) -> Fields:
     """Returns the image size of the fields, or infers a square image from the number of positions.
 
-    A given crop with as many patches is the image size, too. Otherwise a square is a guess, unless
-    there is only one patch: `grid_guessed` is then True. Raises CheckpointError if the patches make
-    no square, or if a given size has another number of patches.
+    A given crop with the right number of patches is the image size, too. Otherwise a square is a
+    guess, and `grid_guessed` is True unless there is only one patch. Raises CheckpointError if the
+    patches make no square, or if a given size has another number of patches.
     """
     patches = shapes.of(table, axes)[-2] - 1
     told = fields.get("image_size") or fields.get("crop")

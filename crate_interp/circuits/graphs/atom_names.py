@@ -54,16 +54,16 @@ class AtomNames(Result):
     candidate is chosen on half of the samples, as the one whose presence the activation separates
     best. auc: on the other half, the chance that a token (or a sample, for classes) with it has a
     larger activation than one without it; 0.5 says nothing. It is the mean over 8 splits; name and
-    kind are those of the candidate that was chosen most often. null: the 95th percentile of the
-    same number in a split, candidate chosen anew, for atoms of the layer if what is present is
-    disturbed.
+    kind are those of the candidate that was chosen most often. null: the 95th percentile of auc in
+    a split, over atoms of the layer, if what is present is disturbed and the candidate is chosen
+    anew.
 
-    What a token is and where it is are told apart. Classes, objects and words are judged with the
-    position held fixed: a token's activation is its rank among the activations of other samples at
-    the same position, and the null deals out what is present anew among samples, which leaves it
-    where it is. An atom that tells nothing of the kind may be named after a position; the null then
-    shifts positions by random amounts along each sample. name is "" where auc does not exceed null
-    either way. present, n: tokens or samples with it, and all.
+    The rule separates what a token is from where it is. Classes, objects and words are judged at
+    fixed positions: a token's activation is its rank among the activations of other samples at the
+    same position. The random baseline (null) then deals out what is present anew among samples, at
+    the same positions. An atom without such a name may be named after a position. Its baseline
+    shifts positions by random amounts along each sample. name is "" if auc exceeds neither
+    baseline. present, n: the number of tokens or samples with the candidate, and of all.
 
     examples: layer, atom, rank, sample, token, value: where the atom is largest. images, contexts:
     the pictures and the texts of these places, as in an atlas.
@@ -141,14 +141,13 @@ def atom_names(
     Candidates for images: the class of the image (by its mean activation), CLS, nine places, and
     patches on an object if the data has masks. For texts: the 40 commonest tokens, the tokens after
     these, sets such as digits or quotation marks, and the first tokens of a window. The score is
-    the area under the ROC curve (AUC), with the position held fixed for all that is not a place;
-    `AtomNames` has the rule. A name says what separates best among these candidates, not what an
-    atom is for.
+    the area under the ROC curve (AUC). Except for places, the position is held fixed; `AtomNames`
+    has the rule. A name says what separates best among these candidates, not what an atom is for.
 
     Args:
         model: A model with codes.
-        data: As in `ci.sweep`; tokens are compared one by one on about 8,000 of them, the first.
-        seed: Draws the nulls.
+        data: As in `ci.sweep`; tokens are compared one by one on about the first 8,000.
+        seed: The seed of the random baselines.
         run: As in `ci.sweep`.
 
     Raises:
@@ -159,13 +158,13 @@ def atom_names(
 
 @dataclass(frozen=True)
 class NamesOfAtoms(Question):
-    """The question of `atom_names`."""
+    """Scores candidate names of each atom."""
 
     seed: int
     result = AtomNames
 
     def settled(self, model: HookedModel, samples: Samples) -> "NamesOfAtoms":
-        """Refuses what cannot be asked, and fills in what model and samples decide."""
+        """Refuses invalid requests, and fills in what model and samples decide."""
         check_atoms(model.cfg, "atom_names")
         if model.cfg.kind not in ("vision", "text"):
             raise ValueError("names need one kind of sample: give a model of images or of texts.")

@@ -82,7 +82,8 @@ def one_sample(model: HookedModel, inputs: object) -> Tensor:
 def read_part(model: HookedModel, sample: Tensor, question: Question) -> Tensor:
     """Returns a copy of the part of a sample that the answer can depend on.
 
-    What comes after the answer in a causal model cannot have made it, and is no null for what did.
+    In a causal model, tokens after the answer cannot have made it, and are not a baseline for those
+    that did.
     """
     if model.cfg.causal and question.position is not None:
         sample = sample[:, : question.position + 1]

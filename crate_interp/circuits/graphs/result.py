@@ -35,31 +35,30 @@ def node_name(layer: int, pos: int, atom: int) -> str:
 class AttributionGraph(Result):
     """Why a model gave one answer: its nodes, the effects between them, and how far to trust them.
 
-    The target is the logit of an answer less the mean of all logits, or the difference of two. A
-    node is a code that is not 0, at a token; an embedding ("E@5"); the biases of a layer ("B3"); or
-    the target ("logit").
+    The target is the logit of an answer minus the mean of all logits, or the difference of two
+    logits. A node is a code that is not 0, at a token; an embedding ("E@5"); the biases of a layer
+    ("B3"); or the target ("logit").
 
     nodes: node, layer, pos, atom, value, attribution, influence, effect, label. attribution: value
-    times the derivative of the target through all layers above. effect: the target less the target
-    of a real forward in which the node is 0; NaN for the lesser nodes of a large network.
-    influence: as in circuit-tracer (selection.py).
-    edges: source, target, weight, head: the direct effect of the source on the target's
-    pre-threshold value, its value times a derivative that passes through no other code. head -1 is
-    the skip connection; an edge over several layers, and an edge to the target, is not split.
-    layers: layer, active, attribution, bias, error: the sum of the attributions of all nodes of the
-    layer, and `bias`, the target of a forward without them in which is held what is frozen (and
-    which codes are on); error is what is missing to the target.
-    ablations: network, layer, pos, atom, attribution, effect, of nodes outside the graph.
-    agreement: network, layer, pearson, low, high, spearman, n, of these ablations.
+    times the derivative of the target through all layers above. effect: the target minus the target
+    of a real forward in which the node is 0; NaN for minor nodes of a large network, which were not
+    removed. influence: as in circuit-tracer (selection.py). edges: source, target, weight, head:
+    the direct effect of the source on the target's pre-threshold value, its value times a
+    derivative that passes through no other code. head -1 is the skip connection; an edge over
+    several layers, and an edge to the target, is not split. layers: layer, active, attribution,
+    bias, error: attribution is the sum over all nodes of the layer. bias is the target of a forward
+    without these nodes, with the same things frozen (and the same codes on). error is what both
+    lack of the target. ablations: network, layer, pos, atom, attribution, effect, of nodes outside
+    the graph. agreement: network, layer, pearson, low, high, spearman, n, of these ablations.
     sufficiency: network, k, logit, largest, random_mean, rotated: the target if only k nodes of
     each layer stay (trust.py). whole: network, edit, logit, largest, random_mean, random_q025,
     random_q975, draws, nodes: the target if only the graph's nodes stay ("keep"), and without them
-    ("remove"); beside it with as many of the largest codes, or of random ones, at each token of
-    each layer. random_q025, random_q975: the middle 95 % of so many draws. network: "model", or
-    "untrained" for a network with random weights and its own graph of its own answer. In `whole`
-    also two nulls of the model, without random draws: "rival" is what the graph of the likeliest
-    other answer gives that answer (`meta["rival"]` has its name and logit), "rival_nodes" what the
-    same nodes give the answer that was asked about.
+    ("remove"); largest and random_mean: the same with equally many of the largest codes, or of
+    random codes, at each token of each layer. random_q025, random_q975: the middle 95 % of `draws`
+    draws. network: "model", or "untrained" for a network with random weights and its own graph of
+    its own answer. `whole` also has two baselines without random draws, made from the graph of the
+    likeliest other answer (`meta["rival"]` has its name and logit). "rival" is what that graph's
+    nodes give the other answer, "rival_nodes" what they give the answer that was asked about.
     answers: answer, name, logit (less the mean of all), probability. places: layer, pos,
     attribution, summed over all nodes of a token; layer -1 is the input. picture: webp, rows,
     columns: the picture and its patches; no row for a text. examples: layer, atom, value, words,
@@ -135,8 +134,8 @@ class AttributionGraph(Result):
     def beyond_size(self) -> tuple[float, float]:
         """Returns what the graph's codes do beyond the largest codes at the same tokens and layers.
 
-        How much more of the answer they give alone, and how much less is left without them, in
-        shares of the answer.
+        The first number is how much more of the answer they give alone. The second is how much less
+        is left without them. Both are shares of the answer.
         """
         whole: Any = self.of("whole").set_index("edit")
         more = (whole["logit"] - whole["largest"]) / self.meta["target"]["logit"]
@@ -146,7 +145,7 @@ class AttributionGraph(Result):
         """Tells whether the graph does more than size, keeps half of the answer, and predicts.
 
         It does more than size if one number of `beyond_size` is .05 or more. It must predict
-        ablations with r of .5, those of its own codes too, where these were measured.
+        ablations with r of .5 or more, also those of its own codes if they were measured.
         """
         return not self.warnings()
 
@@ -165,7 +164,7 @@ class AttributionGraph(Result):
         return [words for words, holds in reasons.items() if holds]
 
     def sentences(self) -> list[str]:
-        """Returns what the graph's codes give alone, what others give there, and the numbers."""
+        """Returns what the graph's codes give alone, what other codes give, and the numbers."""
         target, whole = self.meta["target"], self.of("whole").set_index("edit")
         keep, gone = whole.loc["keep"], whole.loc["remove"]
         count, share = int(keep["nodes"]), self.kept
@@ -247,9 +246,10 @@ class AttributionGraph(Result):
         Args:
             edits: {"L2A17@5": 0} takes an atom away at token 5, {"L2A17": 2} doubles it at every
                 token.
-            how: "scale" multiplies by the number, "set" puts it in place, "add" adds it.
-            model: That of the graph, needed if it was loaded.
-            inputs: Those of the graph, needed if it was loaded.
+            how: "scale" multiplies the code by the number, "set" replaces the code by it, "add"
+                adds it.
+            model: The graph's model, needed if the graph was loaded.
+            inputs: The graph's inputs, needed if the graph was loaded.
 
         Raises:
             ValueError: For another model, edited weights, other inputs, and nodes that do not
@@ -281,8 +281,8 @@ class AttributionGraph(Result):
     def to_circuit_tracer(self, path: str | Path) -> Path:
         """Writes the graph as JSON that circuit-tracer's page reads, and returns the path.
 
-        Codes are written as its "cross layer transcoder" features, since their page knows no other
-        name; there are no error nodes, and biases are left out. Edges are summed over heads.
+        Codes are written as "cross layer transcoder" features, since the page knows no other name.
+        There are no error nodes, and biases are left out. Edges are summed over heads.
         """
         write_text(Path(path), json.dumps(circuit_tracer_json(self), allow_nan=False))
         return Path(path)
@@ -291,9 +291,9 @@ class AttributionGraph(Result):
 def circuit_tracer_json(graph: "AttributionGraph") -> dict[str, Any]:
     """Returns the graph in circuit-tracer's words: metadata, qParams, nodes and links.
 
-    A code is a "cross layer transcoder" feature. Their influence is cumulative: the share of the
-    influence that nodes down to this one hold together. Embeddings and the target are nodes of
-    their own types. Biases are left out: their page has no such type.
+    A code is a "cross layer transcoder" feature. A feature's influence is cumulative: the share of
+    the influence that it and all stronger nodes hold together. Embeddings and the target are nodes
+    of other types. Biases are left out, because circuit-tracer's page has no type for them.
     """
     table: Any = graph.table("nodes")
     table = table[table["atom"] != BIAS]

@@ -57,9 +57,10 @@ def graph(
     tost-ista) edges run from each layer to the next; elsewhere they may skip layers. The nodes of
     plain MLPs (gpt-baseline, tost) are their neurons.
 
-    With both of "pattern" and "norm" frozen, attributions add up exactly where a step has a ReLU;
-    with nothing frozen (the default) they do not, but they predict real ablations better. The scale
-    of the first norm is always held: the norm of an embedding does not change with its length.
+    If "pattern" and "norm" are both frozen, attributions add up exactly in models whose step has a
+    ReLU. With nothing frozen (the default) they do not add up, but predict real ablations better.
+    The scale of the first norm is always held: the norm of an embedding does not change with its
+    length.
 
     Unlike circuit-tracer (Ameisen et al. 2025, Circuit Tracing) it has no replacement model and no
     error nodes: every value is the model's own.
@@ -67,8 +68,8 @@ def graph(
     Args:
         model: A hooked model with logits.
         inputs: One sample: an image, or token ids, or a text.
-        target: A class or token, by number or name; two for the difference of their logits. A
-            single logit is taken less the mean of all logits. Default: the largest logit.
+        target: A class or token, by number or name; two for the difference of their logits. From a
+            single logit the mean of all logits is subtracted. Default: the largest logit.
         position: The token of a text after which the answer comes; later tokens of a causal model
             are left out. Default: the last.
         freeze: What is held constant for derivatives: pattern, norm or both.
@@ -83,7 +84,7 @@ def graph(
 
     Raises:
         ValueError: Before work starts, for a model without logits or codes, for several samples,
-            and for a target, position or share that cannot be.
+            and for an invalid target, position or share.
     """
     questions.check_model(model)
     check_gradients("graph", model)
@@ -169,7 +170,7 @@ def _rival(
 ) -> tuple[dict[str, Any], pd.DataFrame]:
     """Returns the likeliest other answer, and what the nodes of its own graph give both answers.
 
-    They are chosen as those of the answer are. Without another answer both are empty.
+    These nodes are chosen as the answer's nodes are. Without another answer both are empty.
     """
     question, logits = case.question, case.logits
     own = (question.answer, question.versus)

@@ -70,8 +70,8 @@ def select(cut: CutPass, nodes: float, edges: float, most: int) -> Graph:
 
     From the target down, in each layer the `most / n_layers` nodes with the largest influence are
     looked at: the effects on them are computed, which gives the influence of nodes below. Then
-    `prune` keeps what holds the given shares of the influence. A node that was not looked at is no
-    node of the graph, but it counts in the shares of what it feeds.
+    `prune` keeps what holds the given shares of the influence. A node that was not looked at is not
+    in the graph, but it counts in the shares of the nodes that it feeds.
     """
     case, count = cut.case, len(cut.case.codes)
     width = {layer: case.attribution(layer).shape[1] for layer in range(-1, count)}
@@ -169,7 +169,7 @@ def edge_table(case: Explained, graph: Graph) -> list[tuple[int, int, float, int
     """Returns (source, target, weight, head) of every kept edge, split over heads.
 
     The part of each head is what its output carries; the remainder is the skip connection, head -1.
-    An edge over more than one layer, and an edge to the target, has no parts.
+    An edge over more than one layer, or to the target, is not split.
     """
     found: list[tuple[int, int, float, int]] = []
     targets, sources = (place.tolist() for place in graph.kept.edges.nonzero(as_tuple=True))
@@ -232,10 +232,10 @@ def prune(
 
     effects: `[target, source]`, of the nodes that were looked at. totals: the sum of the absolute
     effects on each node, of all nodes, looked at or not. inputs: which nodes are embeddings, which
-    are kept. First the nodes stay that hold `nodes` of the influence, then the edges that hold
-    `edges` of the influence that passes through them; then nodes without an edge in or an edge out
-    go until there is none. circuit-tracer `graph.py` `prune_graph`. As there, these shares are
-    those among the nodes that were looked at; the scores count all nodes.
+    are kept. First prune keeps the nodes that hold the share `nodes` of the influence, then the
+    edges that hold the share `edges` of the influence through edges. Then it removes nodes without
+    an edge in or an edge out until none is left. circuit-tracer `graph.py` `prune_graph`. As there,
+    these shares are among the nodes that were looked at; the scores count all nodes.
     """
     shares = effects.abs().double() / totals.double().clamp_min(1e-300)[:, None]
     start = torch.zeros(len(shares), dtype=torch.float64)

@@ -26,7 +26,7 @@ def steering_hooks(edits: Mapping[str, float | int], how: str, shape: Sequence[i
     """Returns hooks that make the edits {"L2A17@5": 0} or, at every token, {"L2A17": 0}.
 
     shape: how many layers, tokens and atoms there are. Raises ValueError for other names, for nodes
-    that do not exist, and for amounts that are no finite number.
+    that do not exist, and for amounts that are not finite numbers.
     """
     checks.one_of("how", how, tuple(_WAYS))
     if not isinstance(edits, Mapping) or not edits:

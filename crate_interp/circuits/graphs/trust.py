@@ -1,4 +1,5 @@
-"""How far a graph may be trusted: real forwards in which nodes are removed, or kept alone."""
+"""How far to trust a graph: real forwards in which nodes are removed, or in which only they are
+kept."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -74,9 +75,9 @@ def keeping(
 ) -> Float[Tensor, "copy"]:
     """Returns the target if only some nodes of each layer stay and the others are 0.
 
-    nodes: their numbers in the flat code of each layer, for each copy of the sample. others: the
-    others stay and these are 0. axes: an orthonormal basis of the codes of each layer, one axis a
-    column, in which the nodes are coordinates.
+    nodes: their numbers in the flat code of each layer, for each copy of the sample. others: these
+    nodes are 0, and all other nodes stay. axes: an orthonormal basis of the codes of each layer,
+    one axis a column, in which the nodes are coordinates.
     """
 
     def edit(code: Tensor, hook: Any, chosen: Tensor, axis: Tensor | None) -> Tensor:
@@ -230,8 +231,9 @@ def alone_and_gone(
     """Returns the target with the graph's nodes alone, and without them: rows "keep", "remove".
 
     Columns: edit, logit, largest, random_mean, random_q025, random_q975, draws, nodes. largest:
-    with the largest codes in place of the graph's nodes, as many at each token of each layer.
-    random: with as many random codes that are not 0, the mean and the middle 95 % of the draws.
+    with the largest codes in place of the graph's nodes, the same number at each token of each
+    layer. random: with the same number of random codes that are not 0, the mean and the middle 95 %
+    of the draws.
     """
     generator = torch.Generator().manual_seed(seed)
     nodes = []

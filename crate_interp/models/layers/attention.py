@@ -101,7 +101,7 @@ class SubspaceCodes(nn.Module):
 
 
 class PatternAttention(Attention):
-    """Attention by a pattern of queries and keys: CRATE's, and that of a plain transformer.
+    """Attention by a pattern of queries and keys, as in CRATE and in a plain transformer.
 
     A subclass adds the weights, `codes` and `split_codes`.
     """
@@ -155,8 +155,8 @@ class PatternAttention(Attention):
     def split_inputs(self, z: Stream) -> tuple[Float[Tensor, "batch pos head d_model"], ...] | None:
         """Returns the separate inputs of queries, keys and values, if inputs are split.
 
-        With `cfg.use_split_qkv_input` each role has its own copy; with `cfg.use_attn_in` the three
-        share one. Returns None if neither switch is on.
+        With `cfg.use_split_qkv_input` query, key and value each have a copy; with `cfg.use_attn_in`
+        they share one copy. Returns None if neither switch is on.
         """
         if not (self.cfg.use_split_qkv_input or self.cfg.use_attn_in):
             return None
@@ -270,7 +270,7 @@ class SelfAttention(PatternAttention):
     """The attention of a plain transformer: query, key and value differ, and there is no U.
 
     Code: crate-lm/crate-lm `gpt.py` `CausalSelfAttention`; CRATE-alpha `clipa_model.py`, text
-    tower. The hook points are those of TransformerLens; hook_u is missing.
+    tower. The hook points are the same as in TransformerLens; hook_u is missing.
     """
 
     def __init__(self, cfg: CrateConfig) -> None:

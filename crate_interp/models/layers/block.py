@@ -110,11 +110,11 @@ class ClassAttention(SelfAttention):
 class ClassBlock(HookedPart):
     """One layer of class attention, as ToST's code runs it.
 
-    `x = Z + gamma_1 (attention of y at CLS, y itself at the patches)` with y = LN(Z), then
-    `Z+ = y' + (gamma_2 MLP(y') at CLS, y' at the patches)` with y' = LN(x). Two things are unlike
-    CaiT's layer, and the published weights were trained with both: the patches move too, and the
-    second LayerNorm replaces the stream, so that the patches are doubled. `hook_attn_out` and
-    `hook_mlp_out` are what is added. Code: ToST `tost_vision/tost.py` `ClassAttentionBlock` with
+    `x = Z + gamma_1 (attention of y at CLS, y itself at the patches)` with y = LN(Z), then `Z+ = y'
+    + (gamma_2 MLP(y') at CLS, y' at the patches)` with y' = LN(x). Two things are unlike CaiT's
+    layer, and the published weights were trained with both: the patches move too, and the second
+    LayerNorm replaces the stream, so that the patches are doubled. `hook_attn_out` and
+    `hook_mlp_out` hold what is added. Code: ToST `tost_vision/tost.py` `ClassAttentionBlock` with
     `tokens_norm=True`.
     """
 

@@ -128,7 +128,7 @@ class CBSA(SubspaceCodes, Attention):
     def forward(self, x: Stream, context: Context | None = None) -> Stream:
         """Returns the attention of the normalised stream.
 
-        Raises ValueError if the number of tokens, less one, is no square.
+        Raises ValueError if the number of tokens minus 1 is not a square.
         """
         u = self._codes(x)
         rep = self.hook_rep(self.pooled(u)).transpose(1, 2)  # [batch, head, rep, d_head]

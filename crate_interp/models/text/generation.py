@@ -103,30 +103,31 @@ class GenerateMixin(TextMixin):
             model.generate("A line is", max_new_tokens=5, do_sample=False)
 
         Args:
-            input: A text, texts, or token ids `[batch, pos]`.
+            input: A text, a list of texts, or token ids `[batch, pos]`.
             max_new_tokens: The most tokens that follow; 0 gives the input back.
             stop_at_eos: Whether a row ends at `eos_token_id`.
-            eos_token_id: A token that ends a row, or several. Default: the tokenizer's.
-            do_sample: Whether tokens are drawn; False takes the likeliest.
-            top_k: Among how many of the likeliest tokens one is drawn. Default: all.
+            eos_token_id: The token or tokens that end a row. Default: the tokenizer's.
+            do_sample: Whether tokens are drawn; False takes the likeliest token.
+            top_k: Draw among this many of the likeliest tokens. Default: all.
             top_p: Draw among the likeliest tokens that have this share of the probability together,
                 in (0, 1]. Give only one of top_k and top_p.
-            temperature: The number that divides logits, at least 0; 0 takes the likeliest token.
+            temperature: The number by which logits are divided, at least 0; 0 takes the likeliest
+                token.
             use_past_kv_cache: Whether keys and values of earlier tokens are kept.
             prepend_bos: Whether the separator token comes first. Default: as in training.
-            padding_side: "left" if the ids have padding there, so that the mask is inferred.
+            padding_side: "left" if the ids have padding on the left; then the mask is inferred.
             return_type: "str" (without special tokens) or "tokens"; "input" means the form of the
                 input.
             verbose: Show progress.
-            attention_mask: Which token ids are no padding, `[batch, pos]`.
-            generator: What makes the random numbers. Default: torch's own.
+            attention_mask: Which token ids are not padding, `[batch, pos]`.
+            generator: The random generator. Default: torch's global generator.
 
         Returns:
             A text or texts, or token ids `[batch, pos + new]`.
 
         Raises:
             ValueError: For an argument out of range, for padding at the end of a prompt, and if no
-                token is known that ends a row (`stop_at_eos=False` goes without).
+                token that ends a row is known (unless `stop_at_eos=False`).
         """
         options = Options(
             stop_at_eos, eos_token_id, do_sample, top_k, top_p, temperature, use_past_kv_cache,
@@ -249,7 +250,7 @@ class _Writer:
     def write(self, part: Int[Tensor, "batch part"], whole: bool = False) -> str | list[str]:
         """Returns the text that tokens complete, without special tokens: a string, or one per row.
 
-        whole: no token follows, so that nothing waits.
+        whole: whether the text ends here, so that no incomplete character waits.
         """
         self.rows = self.rows or [[] for _ in part]
         self.written = self.written or [0 for _ in part]

@@ -223,9 +223,9 @@ class TextMixin:
         """Returns each token as text; for several texts or rows, one list per text or row.
 
         If a character is made of several tokens, their bytes are named, such as <E6>, so that
-        tokens differ. TransformerLens shows a replacement mark for all of these tokens;
-        `to_string(tokens[:, None])` of a row of token ids does so too. Texts of a list are handled
-        one by one and never padded.
+        tokens differ. TransformerLens, and `to_string(tokens[:, None])` of a row of token ids, show
+        a replacement mark for all of these tokens. Texts of a list are handled one by one and never
+        padded.
         """
         if isinstance(input, (list, tuple)) and not all(isinstance(one, int) for one in input):
             parts: Any = input
