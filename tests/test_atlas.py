@@ -116,7 +116,7 @@ def test_atoms_come_in_the_order_of_their_measured_effects_and_cls_is_said(tmp_p
         judges = tried.sort_values("sample")["ablation"].iloc[1::2]
         row = table.loc[place]
         assert row["ablation"] == pytest.approx(judges.mean()) and row["ablated"] == len(judges)
-        assert f"the loss most: by {row['ablation']:+.2g} nats" in found.largest(layer)
+        assert f"the loss by {row['ablation']:+.2g} nats" in found.largest(layer)
         card = next(one for one in rows if tuple(one[:2]) == place)
         assert card[3] == pytest.approx(row["ablation"], rel=6e-3)
     whole = found.table("ablations").groupby(["layer", "atom"])["ablation"].agg(["mean", "size"])

@@ -141,11 +141,11 @@ class Atlas(AtomResult):
         """
         found, unit = self._strongest(layer), self.meta["unit"]
         ends = self.interval_words(found["low"], found["high"], form="+.2g")
-        how = "Set to 0 everywhere" if found["exact"] else "To first order"
-        return (
-            f"{how}, atom L{found['layer']}A{found['atom']} changes the loss most: by "
-            f"{found['effect']:+.2g} nats ({ends}, {counted(found['n'], unit)})."
-        )
+        name, size = f"L{found['layer']}A{found['atom']}", f"{found['effect']:+.2g} nats ({ends})"
+        if found["exact"]:  # other samples chose it
+            where = counted(found["n"], f"other {unit}")
+            return f"Chosen as the strongest, {name} changes the loss by {size} on {where}."
+        return f"To first order, {name} changes the loss most: by {size}."
 
     def _strongest(self, layer: int | None) -> dict[str, Any]:
         """Returns layer, atom, effect, low, high, n of the top atom, and whether it is exact."""

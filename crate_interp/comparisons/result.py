@@ -113,14 +113,15 @@ class Comparison(Result):
             ("No evidence of a difference: " if beyond <= LEVEL * count else "")
             + f"{beyond} of {count} differences "
             + ("exceed the spread between untrained networks." if spread else "hold."),
-            f"At most {LEVEL * count:.2g} would by chance",
+            f"At most {LEVEL * count:.2g} would by chance.",
             f"{held} differences hold between these networks ({model})." if spread else "",
         ]
         alike = table.get("untrained_p", pd.Series(dtype=float))  # not in older results
-        same = (
-            f"two untrained networks, compared in the same way, differ in {(alike <= LEVEL).sum()}"
-        )
-        said[1] += "." if alike.isna().all() else f"; {same}."
+        if spread and not alike.isna().all():
+            said[1] += (
+                f" Regardless of this spread {held} hold here, and {(alike <= LEVEL).sum()} "
+                "between two untrained networks."
+            )
         return [words for words in said if words]
 
     def finding(self) -> str:

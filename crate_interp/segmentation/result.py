@@ -176,7 +176,8 @@ class SegmentResult(Result):
             way = of_interval(row["excess_low"], row["excess_high"], (0.0, np.inf))
             than = f"than {WITHOUT_NETWORK[row['strongest']]} ({row[row['strongest']]:.3f})"
             verdict += {KEPT: "", UNDECIDED: f", no better {than}", BROKEN: f", worse {than}"}[way]
-        return f"One head ({self.named()}) {verdict}: Jaccard index {row['value']:.3f}"
+        head = self.named().replace(" and ", " or ")
+        return f"The chosen head ({head}) {verdict}: Jaccard index {row['value']:.3f}"
 
     def against(self) -> str:
         """Returns the strongest mask without a network, its score, and the difference to it."""

@@ -132,10 +132,11 @@ def _changes_in_words(result: "SweepResult", twins: Sequence["SweepResult"]) -> 
         beside = [twin.change for twin in (at_attention(one, rate) for one in twins) if twin]
         untrained = f"; untrained copies {_per_cents(np.mean(beside, axis=0))}" if beside else ""
         few = interval_words(np.nan, np.nan, of=change.of)
-        said.append(
-            f"Attention lowers {what} in {falls} and raises it in {rises} of "
-            f"{len(change.signs)} layers."
-        )
+        layers = len(change.signs)
+        moved = f"lowers {what} in {falls} and raises it in {rises} of {layers} layers"
+        if layers in (rises, falls):
+            moved = f"{'raises' if rises else 'lowers'} {what} in all {layers} layers"
+        said.append(f"Attention {moved}.")
         if rate == "R^c" and not _settings(result).get("norm"):
             said.append("Attention reads LN(Z), where R^c may move the other way: see the audit.")
         said.append(

@@ -153,13 +153,13 @@ class AttributionGraph(Result):
         """Returns what is wrong with a graph that is not faithful, a sentence each."""
         small = max(self.beyond_size) < CLEAR and int(self.of("whole")["nodes"].iloc[0]) > 0
         reasons = {
-            "The largest codes at the same tokens do as well.": small,
             "Trust effects, not attributions: on the graph's codes they agree with "
             f"r = {self.slope_agreement:.2f}.": self.slope_agreement < FAITHFUL,
             "Too few codes are on to test attributions.": np.isnan(self.predicts),
             "Do not trust the attributions: they predict ablations with "
             f"r = {self.predicts:.2f}.": self.predicts < FAITHFUL,
             "These codes alone do not give half of the answer.": not self.kept >= FAITHFUL,
+            "The largest codes at the same tokens do as well.": small,
         }
         return [words for words, holds in reasons.items() if holds]
 
