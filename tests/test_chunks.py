@@ -115,7 +115,7 @@ def test_a_flipped_bit_is_found_told_and_mended(tmp_path, capfd):
         assert run(tmp_path, until=3) == (None, len([*path.parent.glob("*.damaged")]) - len(made))
         made = [*path.parent.glob("*.damaged")]
     assert len(made) > 8 and all(kept.read_bytes() != whole for kept in made)
-    assert "sweep-000002.parquet: damaged, and measured again" in capfd.readouterr().err
+    assert "sweep-000002.parquet was damaged and is measured again" in capfd.readouterr().err
     assert run(tmp_path) == (WHOLE, 1)
 
 

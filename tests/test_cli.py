@@ -47,7 +47,7 @@ DONE = {
     f"inspect mae.pth {MAE}": ["norm_pix_loss = true  (file)"],
     f"inspect averaged.pth {SIZED}": ["left out: n_averaged"],
     "report --help": ["--config", "--probes", "Separate several with commas", "[default: 32]"],
-    "audit --help": ["--grid", "--no-grid", "--chunk-size", "The seed of the nulls."],
+    "audit --help": ["--grid", "--no-grid", "--chunk-size", "The seed of the random baselines."],
     "sweep {m} {d} --probes sparsity --controls 0 --format csv": ["probe,statistic"],
     "sweep {m} {d} --probes sparsity --controls 0 --format markdown": ["| probe | stat"],
     "explore {m} {e} --sample 3 --circuit c.json": ["sample 3 of embedded:fashion"],

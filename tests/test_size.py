@@ -50,8 +50,8 @@ def test_few_public_parameters_are_any():
 
 
 ROOT = Path(__file__).parent.parent
-CODE, TESTS, DEMOS = 29_300, 31_510, 13_510
-FILES, FUNCTIONS = 216, 2_475  # of the library
+CODE, TESTS, DEMOS = 29_380, 31_540, 13_510
+FILES, FUNCTIONS = 216, 2_478  # of the library
 
 
 def lines(folder):

@@ -101,7 +101,7 @@ def test_a_damaged_file_is_refused_or_written_anew(net, stored, damage, tmp_path
         path.write_bytes(bad)
     refuses("is damaged: .*Repeat the same", lambda: ci.open_store(out))
     found = ci.store(net, DATA, points=POINTS, out=out, **QUIET)
-    assert "activations-000002.parquet: damaged, and measured again" in capsys.readouterr().err
+    assert "activations-000002.parquet was damaged and is measured again" in capsys.readouterr().err
     assert path.read_bytes() == good and len(found) == N
 
 

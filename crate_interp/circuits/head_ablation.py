@@ -42,7 +42,7 @@ from crate_interp.sweeps.moments import added, from_bytes, to_bytes
 
 _Z, _STREAM = "attn.hook_z", "hook_resid_mid"
 _UNITS = {"loss": "nats of loss", "accuracy": "of accuracy"}
-Means = Float[Tensor, "pos head d_head"]
+Means = Float[Tensor, "places head d_head"]
 
 
 def _heads(result: Result) -> pd.DataFrame:
