@@ -109,8 +109,8 @@ def test_attention_that_is_not_of_the_codes_is_stored():
 
 def test_the_answer_atoms_masks_and_components_are_those_of_the_library(cache, images):
     page, model = ci.viz.explore(cache, images, sample=1), cache.model
-    share = model(images)[1].softmax(-1).max().item()
-    assert f"class {model(images)[1].argmax()}\u201d, with probability {share:.0%}" in page.html()
+    html, share = page.html(), 100 * model(images)[1].softmax(-1).max().item()
+    assert f"class {model(images)[1].argmax()}\u201d, with probability {share:.0f}\xa0%" in html
     layer = LAYERS - 1
     found = np.frombuffer(blob(page, f"atoms-{layer}"), "<u4").reshape(-1)
     code = cache["post", layer][1]
@@ -170,6 +170,7 @@ def test_the_logit_lens_is_the_librarys():
     logits, cache = lm.run_with_cache(text)
     page, count = ci.viz.explore(cache, text), logits.shape[1]
     data = data_of(page)
+    assert data["start"]["query"] == count - 1  # where the answer is
     for layer in (0, len(lm.blocks) - 1):
         raw = blob(page, f"lens-{layer}")
         ids = np.frombuffer(raw, "<u4")[: 5 * count].reshape(count, 5)
@@ -189,9 +190,7 @@ STEPS = 10_000  # of a probability in the page
 
 
 def without(page):
-    found = re.search(r'id="data">(.*?)</script>', page.html(), re.DOTALL)
-    assert found is not None
-    return json.loads(found[1])["without"]
+    return data_of(page)["without"]
 
 
 def explored(model, cache, inputs, sample=0):
@@ -202,11 +201,8 @@ def explored(model, cache, inputs, sample=0):
 def row(logits, own):
     """The page's row for one answer, from the logits of its own run."""
     shares = (logits[-1] if logits.ndim == 2 else logits).float().softmax(dim=-1)
-    return [
-        round(STEPS * shares[own].item()),
-        int(shares.argmax()),
-        round(STEPS * max(shares).item()),
-    ]
+    left, most = (round(STEPS * share.item()) for share in (shares[own], max(shares)))
+    return [left, int(shares.argmax()), most]
 
 
 def close(found, wanted):
@@ -268,7 +264,7 @@ def test_a_click_shows_the_new_answer(driven, tmp_path):  # noqa: F811
         place = state["layer"], state["head"]
         changes = abs(shares - found["own"][0])
         assert changes[place] == changes.max()  # the page opens on the head that matters most
-        assert f"{shares[place] / STEPS:.0%}".replace("%", " %") in words()
+        assert f"{shares[place] / STEPS:.0%}".replace("%", "\xa0%") in words()
         assert words().startswith("Without head")
         shown.page.click("label:has(input[name=off][value=none])")
         drawn(shown.page)
@@ -276,6 +272,9 @@ def test_a_click_shows_the_new_answer(driven, tmp_path):  # noqa: F811
         shown.page.click("label:has(input[name=off][value=atom])")
         drawn(shown.page)
         assert "Without atom" in words()  # the page opens on an atom that was switched off
+        shown.page.evaluate("choose({atom: 10 ** 6})")
+        drawn(shown.page)
+        assert words() == f"L{state['layer']}A1000000 was not tested."
         shown.page.click("label:has(input[name=off][value=patch])")
         drawn(shown.page)
         assert words() == "Point at a patch to cover it with the mean colour."

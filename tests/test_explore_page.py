@@ -77,6 +77,7 @@ def alphas(page, head):
 
 def test_pointing_at_a_patch_shows_its_row(seen, bench):
     cache, page = seen[0], bench
+    top = page.locator("#surface").bounding_box()["y"]
     for row, column in ((0, 0), (2, 3), (1, 2)):
         page.mouse.move(*spot(page, row, column))
         token = 1 + COLUMNS * row + column
@@ -91,6 +92,7 @@ def test_pointing_at_a_patch_shows_its_row(seen, bench):
             assert np.abs(alphas(page, head) - patches / most).max() < 0.01
         words = page.inner_text("#readout")
         assert f"patch ({row}, {column}) gives most" in words and "1/13 = 0.077" in words
+        assert page.locator("#surface").bounding_box()["y"] == top  # it stays under the pointer
 
 
 @pytest.mark.slow

@@ -91,7 +91,7 @@ def explore(
         picture = image_uri(displayable(view.inputs[view.sample], model.cfg), _PICTURE)
     if answer is not None:
         sees = "The model sees" if view.grid else "After this text the model expects"
-        said = f"{sees} \u201c{answer[0].strip()}\u201d, with probability {answer[1]:.0%}."
+        said = f"{sees} \u201c{answer[0].strip()}\u201d, with probability {_percent(answer[1])}."
     data = _data(view, attention, effects)
     return Html.of(
         "explore.html",
@@ -100,6 +100,8 @@ def explore(
         still=_still(view, data["start"]),
         meta={"config": model.cfg.to_dict()},
         graph=graph,
+        model=plain(name_of(cache)),
+        number=int(sample),
         given=words,
         view=view,
         picture=picture,
@@ -115,6 +117,11 @@ def explore(
         stored=[at for at, each in enumerate(attention) if "rows" in each.parts],
         error=max(each.error for each in attention),
     )
+
+
+def _percent(share: float) -> str:
+    """Returns a share in percent, as the page's scripts write it."""
+    return f"{100 * share:.{1 if share < 0.0995 else 0}f}\u00a0%"
 
 
 def check_count(model: HookedModel, count: int) -> None:
@@ -239,20 +246,17 @@ def _attention(view: panels.View, layer: int) -> Attention:
 def _start(view: panels.View) -> dict[str, int]:
     """Returns where the page opens: layer, head and token.
 
-    In a text with a logit lens it is the token and layer at which the model's own answer gains most
-    probability. Otherwise it is the place of the largest share of attention; for an image, the
-    attending token is CLS, or the first patch if there is no CLS. Shares are taken relative to the
-    even share, since a large share among three tokens says little. A token's attention to itself or
-    to the first token does not count. If maps are memberships, the place is that of the largest.
+    It is the place of the largest share of attention. For an image, the attending token is CLS, or
+    the first patch if there is no CLS; for a text of which the page says the next token, it is the
+    last token. Shares are taken relative to the even share, since a large share among three tokens
+    says little. A token's attention to itself or to the first token does not count. If maps are
+    memberships, the place is that of the largest, or the head of the last token's largest.
     """
     layers = range(len(view.model.blocks))
-    jump = None if view.kind.name == "membership" else panels.largest_gain(view)
-    if jump is not None:
-        layer, query = jump
-        head = _largest(_relative(view, layer)[:, query])[0]
-    else:
-        layer = int(np.argmax([_relative(view, at).max() for at in layers]))
-        head, query, *_ = _largest(_relative(view, layer))
+    last = slice(view.count - 1 if view.has_lens else 0, None)
+    layer = int(np.argmax([_relative(view, at)[:, last].max() for at in layers]))
+    head, query, *_ = _largest(_relative(view, layer)[:, last])
+    query += last.start
     return {"layer": layer, "head": head, "query": query}
 
 

@@ -212,21 +212,6 @@ def answer_names(view: View, numbers: Sequence[int]) -> dict[int, str]:
     return {number: visible(labels[number], LONGEST) for number in numbers}
 
 
-def largest_gain(view: View) -> tuple[int, int] | None:
-    """Returns (layer, token) of the largest rise of the probability of the token's final answer.
-
-    The lens holds the likeliest answers only; an answer that it lacks counts as 0. Returns None
-    without a lens, and for a single token or layer.
-    """
-    if not view.has_lens or min(view.lens[0].shape[:2]) < 2:
-        return None
-    places, shares = view.lens  # [layer, pos, rank]
-    final = np.where(places == places[-1, :, :1], shares, 0).sum(axis=2)  # [layer, pos]
-    gains = np.diff(final, axis=0)[:, 1:]  # the first token sees no other
-    layer, token = np.unravel_index(int(gains.argmax()), gains.shape)
-    return int(layer) + 1, int(token) + 1
-
-
 def tops(view: View, layer: int) -> dict[str, str]:
     """Returns a layer's largest atoms and the answers of its logit lens as packed texts."""
     parts = {}

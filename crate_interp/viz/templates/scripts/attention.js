@@ -11,12 +11,21 @@ const share = (h, q, k) => bytes[(h * count + q) * count + k] / 255 * data.large
 const keys = q => data.causal ? q + 1 : count;  // how many keys a query sees
 const scales = {  // the value of a colour, from 0 to 1, and the words at the end of the colour bar
   row: {of: (h, q, k) => share(h, q, k) / (data.largest[h][q] || 1), end: () => "the row's largest"},
-  even: {of: (h, q, k) => share(h, q, k) * keys(q) / most(h), end: h => `${most(h).toPrecision(2)} x the even share`},
+  even: {of: (h, q, k) => share(h, q, k) * keys(q) / most(h), end: h => `${+most(h).toPrecision(2)} × the even share${data.grid ? " and more" : ""}`},
   share: {of: (h, q, k) => share(h, q, k) / Math.max(...data.largest[h]),
     end: h => Math.max(...data.largest[h]).toPrecision(2)},
 };
+const EVEN = 5;  // of even shares: more than that has full colour in an image, where CLS gives itself nearly all
 function most(h) {
-  return Math.max(1, ...data.largest[h].map((value, q) => value * keys(q)));
+  const largest = Math.max(1, ...data.largest[h].map((value, q) => value * keys(q)));
+  return data.grid ? Math.min(EVEN, largest) : largest;
+}
+
+// The share that has full colour on the tokens, or on the patches: CLS, before them, does not count.
+function full(h, q) {
+  if (!data.grid) return data.largest[h][q] || 1;
+  const first = count - data.grid[0] * data.grid[1], patches = [...Array(count - first).keys()];
+  return Math.max(Math.min(1, EVEN / count), ...patches.map(patch => share(h, q, patch + first)));
 }
 
 function rgb(name) {
@@ -57,11 +66,11 @@ function show() {
 
 // what one query looks at, on the tokens or the patches, and in words
 function point() {
-  const [q, k] = cell ?? [data.grid ? 0 : count - 1, null], value = scales.row.of;
+  const [q, k] = cell ?? [data.grid ? 0 : count - 1, null], top = full(head, q);
   find("row").style.cssText = `top: ${100 * q / count}%; height: ${100 / count}%`;
   find("column").style.cssText = k === null ? "display: none" : `left: ${100 * k / count}%; width: ${100 / count}%`;
   document.querySelectorAll("#tokens > *").forEach((element, place) => {
-    shade(element, place < keys(q) ? value(head, q, place) : 0);
+    shade(element, place < keys(q) ? share(head, q, place) / top : 0);
     element.classList.toggle("asks", place === q);
     element.classList.toggle("looked", place === k);
   });

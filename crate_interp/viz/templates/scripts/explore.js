@@ -55,7 +55,7 @@ function strongest(values) {
       ? best : token, null);
 }
 
-// [short words for a tile, longer words for a screen reader]
+// [the largest value for a tile, all in words for the pointer and a screen reader, the rest for the lead]
 function factsOf(values) {
   const best = strongest(values) ?? 0, sum = values.reduce((a, b) => a + b, 0);
   const effective = 1 / values.reduce((total, value) => total + value * value, 0);
@@ -63,28 +63,47 @@ function factsOf(values) {
   const of = !isText && best < data.special ? "CLS " : ""; // CLS is in no patch of the map
   const most = `${of}${digits(values[best])}`;
   const what = membership ? "membership" : "share";
-  if (!membership && (state.mode === "to" || state.mode === "reads")) return [`${most} \u00b7 \u2248${rounded}`,
-    `largest share ${most}, effectively ${rounded} tokens`];
-  if (state.mode !== "alike") return [`${most} \u00b7 \u03a3 ${sum.toFixed(2)}`,
-    `largest ${what} ${most}, sum ${sum.toFixed(2)}`];
-  return [digits(values[best]), `largest cosine ${digits(values[best])}`];
+  if (state.mode === "alike") return [most, `largest cosine ${most}`, ""];
+  const rest = !membership && state.mode !== "from" ? `effectively ${rounded} tokens` : `sum ${sum.toFixed(2)}`;
+  return [most, `largest ${what} ${most}, ${rest}`, `; ${rest}`];
 }
 
-function sentence(head, key, values) {
-  const who = nameOf(state.query), value = digits(values[key]);
-  const whom = key === state.query ? "itself" : nameOf(key);
-  const where = `Layer ${state.layer}, head ${head}: `, best = key === strongest(values);
+// What a head gives a token; names: those of both tokens, if they are not to be these two's own.
+function sentence(head, key, values, names = null) {
+  const value = digits(values[key]), who = names ?? nameOf(state.query);
+  const whom = names ?? (key === state.query ? "itself" : nameOf(key));
+  const where = `L${state.layer}H${head}: `, best = names !== null || key === strongest(values);
   if (state.mode === "alike")
     return `${where}the ${data.alike} of ${who} and ${whom} have the cosine ${value}.`;
   const parts = membership ? data.heads : seenFrom(state.mode === "from" ? key : state.query);
   const most = `${best ? "most, " : ""}${value}`, times = values[key] * parts;
-  const words = membership ? `${nameOf(key)} belongs to this subspace ${best ? "most of all, " : ""}with ${value}`
+  const words = membership ? `${names ?? nameOf(key)} belongs to this subspace ${best ? "most of all, " : ""}with ${value}`
     : state.mode === "from" ? `${who} gets ${most}, from ${whom}`
     : state.mode === "reads" ? `representative ${representativeOf(state.query, data.count)} reads ${most}, `
-      + `from ${nameOf(key)}`
+      + `from ${names ?? nameOf(key)}`
     : data.map === "shared" ? `${who} shares ${most}, with ${whom}` : `${who} gives ${most}, to ${whom}`;
   return `${where}${words}: ${times.toFixed(times < 10 ? 1 : 0)} times the even share, `
-    + `1/${parts} = ${digits(1 / parts)}.`;
+    + `1/${parts} = ${digits(1 / parts)}${factsOf(values)[2]}.`;
+}
+
+const longestName = () => Array.from({length: data.count}, (_, token) => nameOf(token))
+  .reduce((a, b) => a.length < b.length ? b : a);
+
+// The page must not move under the pointer: words keep the height of the longest that can stand there.
+const reserved = new Map(); // for each place: for which kind of words and width
+function reserve(element, kind, longest) {
+  const now = `${kind} ${element.offsetWidth}`;
+  if (reserved.get(element) !== now) {
+    const copy = element.cloneNode();
+    copy.removeAttribute("aria-live");
+    copy.style.minHeight = 0;
+    copy.classList.add("changed"); // bold words are wider
+    copy.textContent = longest();
+    element.after(copy);
+    element.style.minHeight = `${Math.ceil(copy.getBoundingClientRect().height)}px`;
+    copy.remove();
+    reserved.set(element, now);
+  }
 }
 
 // ---- drawing
@@ -98,15 +117,18 @@ function drawTiles() {
   const every = [];
   [...byId("tiles").children].forEach((tile, head) => {
     const values = every[head] = valuesOf(head), [short, long] = factsOf(values);
+    const away = head === state.head && state.off === "head" ? ", off" : "";
     paint(tile.firstChild, values, largestOf(values, head));
     tile.querySelector("b").textContent = `L${state.layer}H${head}`;
     tile.querySelector("small").textContent = short;
+    tile.title = long;
+    if (data.special) tile.style.setProperty("--cls", Math.min(1, Math.abs(values[0])));
     if (data.without) tile.querySelector("i").textContent = effectOf(head);
     const ringed = inCircuit(state.layer, head);
     tile.classList.toggle("ringed", ringed);
     tile.setAttribute("aria-pressed", head === state.head);
     tile.setAttribute("aria-label",
-      `Layer ${state.layer} head ${head}${ringed ? ", in the circuit" : ""}: ${long}`);
+      `Layer ${state.layer} head ${head}${ringed ? ", in the circuit" : ""}${away}: ${long}`);
   });
   return every;
 }
@@ -118,7 +140,7 @@ function drawChosen(every) {
     ? `membership of each ${WORD} in this subspace` : `${nameOf(state.query)} ${data.verbs[state.mode]}`;
   const order = Array.from(values.keys()).filter(token => state.mode !== "alike"
     || token !== state.query).sort((a, b) => values[b] - values[a]);
-  const best = order.slice(0, 8).filter(token => values[token]);
+  const best = order.slice(0, isText ? 12 : 8).filter(token => values[token]);
   ranked(byId("keys"), best.map(token => ({name: nameOf(token), words: digits(values[token]),
     share: values[token] / values[best[0]], pick: () => choose({query: token, pinned: true})})));
   if (isText) return drawText(values, most);
@@ -196,7 +218,7 @@ function drawAtoms() {
   byId("atoms-words").textContent = `of ${nameOf(state.query)} in layer ${state.layer}`;
   const atom = state.atom ?? here[0]?.place ?? 0;
   ranked(byId("atoms"), here.map(({place, value}) => ({name: `A${place}`, share: value / most,
-    words: `${digits(value)} · ${percent(value / total)}`, chosen: place === atom,
+    words: `${digits(value)} · ${percent(value / total)}`, chosen: place === atom, grey: data.without?.atoms && !isTested(place),
     pick: () => choose({atom: place === state.atom ? null : place})})));
   byId("atom-name").textContent = `L${state.layer}A${atom}`;
   const values = layer.atoms.where(atom), largest = values.reduce((a, b) => Math.max(a, b), 1e-30);
@@ -238,6 +260,7 @@ function drawNow() {
   const head = state.seenHead ?? state.head, own = membership && state.mode === "to";
   const key = state.key ?? (own ? state.query : strongest(every[head])) ?? state.query;
   byId("readout").textContent = sentence(head, key, every[head]);
+  reserve(byId("readout"), state.mode, () => sentence(head, key, every[head], longestName()));
   if (data.without) drawWithout();
   byId("explorer").classList.toggle("pinned", state.pinned);
   byId("kept").textContent = state.pinned ? `${nameOf(state.query)} is kept` : "";
@@ -384,7 +407,8 @@ function build() {
   for (let head = 0; head < data.heads; head++) {
     const canvas = make("canvas"), words = make("span", {}, [make("b"),
       ...(data.without ? [make("i", {title: "points of the answer's probability"})] : []), " ", make("small")]);
-    const tile = make("button", {type: "button", className: "tile"}, [canvas, words]);
+    const ofCls = make("span", {className: "of-cls", textContent: "CLS"});
+    const tile = make("button", {type: "button", className: "tile"}, [canvas, ...(data.special ? [ofCls] : []), words]);
     tile.addEventListener("click", () => toHead(head));
     pointKeys(tile, canvas, head);
     byId("tiles").append(tile);

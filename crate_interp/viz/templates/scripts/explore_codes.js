@@ -158,7 +158,7 @@ function digits(value) {
   return sign + (size < 10 ? size.toFixed(3) : size.toPrecision(3));
 }
 
-const percent = share => `${(100 * share).toFixed(share < .0995 ? 1 : 0)} %`;
+const percent = share => `${(100 * share).toFixed(share < .0995 ? 1 : 0)}\u00a0%`;
 
 function make(kind, properties = {}, children = []) {
   const element = document.createElement(kind);
@@ -235,13 +235,14 @@ function paintBars(canvas, marked, values, most) {
   pen.fillRect(marked * wide, tall - 2, Math.max(2, wide), 2);
 }
 
-// A list of bars. rows: {name, share, words, pick, chosen}
+// A list of bars. rows: {name, share, words, pick, chosen, grey}
 function ranked(list, rows) {
   list.replaceChildren(...rows.map(row => {
     const bar = make("span", {className: "amount", style: {"--share": Math.min(1, row.share)}});
     const name = make("bdi", {textContent: row.name});
     const words = [name, bar, make("span", {textContent: row.words})];
-    const inner = row.pick ? make("button", {type: "button", onclick: row.pick,
+    const className = row.grey ? "grey" : "";
+    const inner = row.pick ? make("button", {type: "button", className, onclick: row.pick,
       aria: {pressed: String(Boolean(row.chosen))}}, words) : make("div", {}, words);
     return make("li", {}, [inner]);
   }));

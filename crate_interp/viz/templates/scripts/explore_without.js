@@ -44,33 +44,36 @@ function chosenPart() {
   return [`atom L${state.layer}A${atom}`, off.atoms[state.layer]?.[atom]];
 }
 
-function largestAtoms() {
-  const here = Object.keys(off.atoms[state.layer] ?? {});
-  return here.length ? `In layer ${state.layer} you can switch off ${here.map(atom => `A${atom}`).join(", ")}.`
-    : `You can switch off atoms of the layers ${Object.keys(off.atoms).join(", ")}.`;
-}
+const isTested = atom => Boolean(off.atoms[state.layer]?.[atom]);
 
-function drawWithout() {
-  const words = byId("without-words"), [own, best] = off.own;
-  byId("explorer").classList.toggle("headless", state.off === "head");
-  words.classList.toggle("changed", false);
-  if (state.off === "none") {
-    words.textContent = `The answer is ${answerName(best)}, ${percent(own / 1e4)}.`;
-    return;
-  }
-  const [name, row] = chosenPart();
-  if (!row) {
-    words.textContent = state.off === "patch" ? "Point at a patch to cover it with the mean colour."
-      : `${name} was not switched off: it is not among the largest atoms over all tokens, nor at the `
-        + `token that answers. ${largestAtoms()}`;
-    return;
-  }
+function answerWithout(name, row) {
+  const [own, best] = off.own;
+  if (state.off === "none") return `The answer is ${answerName(best)}, ${percent(own / 1e4)}.`;
+  if (!row) return state.off === "patch" ? "Point at a patch to cover it with the mean colour."
+    : `${name.replace("atom ", "")} was not tested.`;
   const [left, top, share] = row;
-  words.classList.toggle("changed", top !== best);
-  words.textContent = top === best
+  return top === best
     ? `Without ${name} the answer is still ${answerName(best)}: ${percent(left / 1e4)}, from ${percent(own / 1e4)}.`
     : `Without ${name} the answer becomes ${answerName(top)}, ${percent(share / 1e4)}; `
       + `${answerName(best)} falls from ${percent(own / 1e4)} to ${percent(left / 1e4)}.`;
+}
+
+// The longest sentence that the kind of part that is off can give.
+function longestWithout() {
+  const {head = [], atom = [], patch = []} = {head: off.heads.flat(), patch: off.patches,
+    atom: Object.values(off.atoms).flatMap(Object.values)};
+  const rows = {head, atom, patch}[state.off] ?? [];
+  const name = state.off === "patch" ? longestName() : `${state.off} L${data.layers - 1}${state.off === "head" ? "H" : "A"}`
+    + (state.off === "head" ? data.heads - 1 : Math.max(...Object.values(off.atoms).flatMap(Object.keys)));
+  return rows.map(row => answerWithout(name, row)).reduce((a, b) => a.length < b.length ? b : a, "");
+}
+
+function drawWithout() {
+  const words = byId("without-words"), [name, row] = state.off === "none" ? [] : chosenPart();
+  byId("explorer").classList.toggle("headless", state.off === "head");
+  words.classList.toggle("changed", state.off !== "none" && Boolean(row) && row[1] !== off.own[1]);
+  words.textContent = answerWithout(name, row);
+  reserve(words, state.off, longestWithout);
 }
 
 // How much each patch adds to the probability of the answer, in 1/100 of the largest change.
