@@ -354,7 +354,7 @@ score_bars(drawn, (10, 4), "places after the copy")
 
 # %% [markdown]
 # CRATE's preference follows the positions: it does not matter which code is the query and which is
-# the key. (The copy itself gets the most attention, because a code is like itself.) The GPT's head
+# the key. (The copy itself gets the most attention, since equal codes match best.) The GPT's head
 # looks at the same place in every column, or nowhere. One doubt remains: late keys are unusual for
 # both models, because in training every first copy ends by position 24.
 #
@@ -362,8 +362,8 @@ score_bars(drawn, (10, 4), "places after the copy")
 # previous-token heads gathers from *other positions* comes from other strings, so the tokens before
 # are wrong. In the other run everything else comes from other strings, so the token itself is
 # wrong. The induction heads then read their query, key or value from such a run. CRATE needs the
-# token before in query, key and value (without it the accuracy falls by more than .1). The GPT
-# needs it in the key alone.
+# previous token in query, key and value (each costs more than .1 of accuracy). The GPT needs it in
+# the key alone.
 
 
 # %%

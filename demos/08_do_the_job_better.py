@@ -40,7 +40,7 @@ for mix in (0.0, 0.1, 1.0):
 # loss goes when a step *begins* to replace a layer's own step. The answer is the slope d loss / d t
 # of `(1 - t) own + t step` at t = 0, which one backward pass gives exactly.
 #
-# There are six steps. Four replace attention, each as long as the layer's own update:
+# There are six steps. Four replace attention, at the norm of the layer's own update:
 #
 # * `gradient`: minus the gradient of R^c (in the language model, over the tokens seen).
 # * `neumann`: the first two terms of its Neumann series.

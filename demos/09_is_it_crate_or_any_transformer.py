@@ -50,7 +50,7 @@ networks = comparison.networks().query("layer < 4")
 #
 # * **Compression**: how attention changes R^c of the stream as attention reads it. A ViT has no U,
 #   so its value maps stand in for U.
-# * **Sparsity**: Hoyer's index of what a layer's second map reads. It is 1 for one entry alone.
+# * **Sparsity**: Hoyer's index of the codes (ViT: of MLP neurons). It is 1 for one entry alone.
 # * **Overlap of heads**: the mean squared cosine between two heads' subspaces. Chance is 0.25.
 # * **Entropy of attention**, divided by the entropy of even attention.
 # * **Segmentation**: how well the best head's attention mask fits the object, minus how well the

@@ -305,7 +305,7 @@ def less(answers):
 FULL = lambda value: {"a": value, "b": value}  # noqa: E731
 LESS = {
     "None": (lambda value: None, "returned NoneType"),
-    "a statistic less": (lambda value: {"a": value}, "differ from earlier layers"),
+    "a statistic less": (lambda value: {"a": value}, "other statistics in earlier layers"),
     "fewer rows": (lambda value: {"a": value[:-1], "b": value}, r"batch=\d, got shape"),
     "no tensor": (lambda value: {"a": 1.0, "b": value}, "got float"),
     "NaN": (lambda value: FULL(value * torch.nan), "NaN or Inf in layer 1"),

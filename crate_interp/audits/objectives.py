@@ -43,7 +43,7 @@ class Objective:
     plain = True
 
     def after(self, first: int) -> "Objective":
-        """Returns the objective of the tokens from `first` on: the last axis of its fields."""
+        """Returns the objective of the tokens from `first` on; it slices the last axis."""
         if not first:
             return self
         parts = {one.name: getattr(self, one.name)[..., first:] for one in fields(self)}

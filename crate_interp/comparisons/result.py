@@ -119,7 +119,7 @@ class Comparison(Result):
         alike = table.get("untrained_p", pd.Series(dtype=float))  # not in older results
         if spread and not alike.isna().all():
             said[1] += (
-                f" Regardless of this spread {held} hold here, and {(alike <= LEVEL).sum()} "
+                f" Ignoring this spread, {held} differences hold, and {(alike <= LEVEL).sum()} "
                 "between two untrained networks."
             )
         return [words for words in said if words]

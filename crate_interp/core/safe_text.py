@@ -43,7 +43,7 @@ def notebook_view(words: str, body: str) -> str:
 
 
 def table_in_html(table: "pd.DataFrame", index: bool = False) -> str:
-    """Returns a pandas table as HTML, with four digits a number and all text escaped."""
+    """Returns a pandas table as HTML: numbers to four digits, all text escaped."""
     cells = table.map(lambda value: visible(value) if isinstance(value, str) else value)
     cells = cells.rename(columns=lambda name: visible(name) if isinstance(name, str) else name)
     return cells.to_html(index=index, float_format=lambda value: f"{value:.4g}")

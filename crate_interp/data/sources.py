@@ -227,8 +227,8 @@ def open_text(
             "embedded:repeats" (tokens, for crate-tiny-induction) or "hf:owner/name:split". Data
             that is already a Samples is only cut to the limit.
         windows: `model.windows`, which turns texts into token ids `[n, pos]`, or
-            `model.window_rows`, which yields their rows. Rows show which text a window belongs to,
-            its group (`Samples.groups`). Windows have no labels.
+            `model.window_rows`, which yields them row by row, so that each window's group
+            (`Samples.groups`) is its text. Windows have no labels.
         limit: How many of the first windows or texts to take. Default: all.
         encode: Turns a text into token ids `[1, pos]`.
 

@@ -255,7 +255,7 @@ def mutual_coherence(d: Float[Tensor, "*batch d_model n"]) -> Float[Tensor, "*ba
 
 @checks.in_full_precision
 def condition_number(d: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch"]:
-    """Returns the largest of the min(rows, columns) singular values divided by the smallest.
+    """Returns largest / smallest of the min(rows, columns) singular values.
 
     d `[..., rows, columns]` -> `[...]`, dimensionless, >= 1; Inf for a singular matrix. NaN or Inf
     gives NaN. Raises ValueError if the matrix is empty.

@@ -267,7 +267,7 @@ class Question:
         return {"settings": {one.name: getattr(self, one.name) for one in fields(self) if one.repr}}
 
     def read(self) -> Mapping[str, object]:
-        """Returns what else the numbers depend on, such as functions of the user's, by name.
+        """Returns, by name, what else the numbers depend on, such as the user's functions.
 
         For a question with a `loss`, these are the labels.
         """

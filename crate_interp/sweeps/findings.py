@@ -151,7 +151,7 @@ def _changes_in_words(result: "SweepResult", twins: Sequence["SweepResult"]) -> 
             last = np.mean([twin.after[-1] for twin in known])
             untrained = f" (untrained copies: {first:.4g} to {last:.4g})"
         said.append(
-            "With every code scaled to unit length, as the authors count, R^c "
+            "With every code at unit length, as in the authors' plots, R^c "
             f"{path([along.before[0], *along.after], int(along.layers[0]) - 1)}{untrained}."
         )
     return said

@@ -73,7 +73,7 @@ def probe_readings(
                 wanted = reported.setdefault((item.name, final), set(answer))
                 if wanted != set(answer):
                     raise ValueError(
-                        "the probe's statistics differ from earlier layers or batches. Return each "
+                        "the probe gave other statistics in earlier layers or batches. Return each "
                         "statistic every time; with partial=True, NaN stands for no value."
                     )
             numbers.update({(item.name, name, place): value for name, value in answer.items()})

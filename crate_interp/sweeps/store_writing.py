@@ -240,6 +240,6 @@ def _rows(chunk: Chunk, batch: Batch, store: Store) -> dict[str, Any]:
         wrong = value.isnan() | high
         if wrong.any():
             bad = numbered(wrong.cpu().numpy(), batch.start)
-            raise ValueError(f"{name} holds NaN, or more than {store.stored} can: samples {bad}.")
+            raise ValueError(f"{name} is NaN or too large for {store.stored} in samples {bad}.")
         rows[name] = value.to(DTYPES[store.stored]).cpu()
     return rows

@@ -36,8 +36,8 @@ def find_layout(shapes: Shapes, family: str | None, where: str) -> Layout:
     layout = max(LAYOUTS, key=lambda one: sum(map(bool, map(near.get, one.markers))))
     said = [f"{marker} (nearest here: {near[marker] or 'none'})" for marker in layout.markers]
     raise CheckpointError(
-        f"{where} has no published layout: its {len(shapes)} keys begin with {some}, but "
-        f"{layout.family}, the nearest layout, has {' and '.join(said)}. If only names differ, "
+        f"{where} has no published layout: the first of its {len(shapes)} keys are {some}; "
+        f"{layout.family}, the nearest, has {' and '.join(said)}. If only names differ, "
         "give rename='s/PATTERN/REPLACEMENT/'. "
         "ci.bridge.load loads ViT, DeiT, DINOv2, GPT-2 and Llama of transformers."
     )

@@ -174,7 +174,7 @@ class Layout:
             if original in tensors:
                 if not torch.equal(value, tensors[original]):
                     raise CheckpointError(
-                        f"{key} differs from {original}, but they are one tensor."
+                        f"{key} differs from {original}; both must be equal."
                     )
                 continue
             for end, (axes, view) in self.views.items():

@@ -33,7 +33,7 @@ def copies_at_once(case: Explained) -> int:
 
 @torch.no_grad()
 def without(case: Explained, layer: int, nodes: Int[Tensor, "node 2"]) -> Float[Tensor, "node"]:
-    """Returns the target without each node (token, atom) of a layer, one at a time.
+    """Returns the target after removing each node (token, atom) of a layer alone.
 
     A code of 0 takes its place; layer -1 stands for embeddings, which become 0. The layers below
     do not run again, except in nanochat-crate.
