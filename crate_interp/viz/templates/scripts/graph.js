@@ -46,9 +46,10 @@ function held(things, sizeOf, share) { // the largest that hold a share of the s
 
 function visible() {
   const nodes = held(drawn.filter(node => node !== start), node => node.influence, state.nodes / 100);
-  for (const node of [start, ...state.pins]) nodes.add(node);
+  const passing = !nodes.has(state.chosen) && state.chosen !== start && !state.pins.includes(state.chosen);
+  for (const node of [start, state.chosen, ...state.pins]) nodes.add(node); // the panel describes no node that is not there
   const between = edges.filter(edge => nodes.has(edge.source) && nodes.has(edge.target));
-  return {nodes, edges: held(between, edge => edge.size, state.edges / 100)};
+  return {nodes, passing, edges: held(between, edge => edge.size, state.edges / 100)};
 }
 
 // ---- drawing
@@ -158,6 +159,7 @@ function list(place, found, other, amountOf = edge => edge.weight) {
 
 function describe() {
   const node = state.chosen, bySize = (a, b) => Math.abs(b.weight) - Math.abs(a.weight);
+  byId("graph").classList.toggle("held", state.held);
   byId("name").textContent = nameOf(node);
   const words = [];
   if (plainLabel(node)) words.push(/\(AUC/.test(node.label) ? `Separates best: ${node.label}; .5 is chance.` : `${node.label}.`);
@@ -230,9 +232,10 @@ function recall() {
 // ---- pointer and keys
 
 function choose(node, hold) {
+  const changes = !shown.nodes.has(node) || (shown.passing && node !== state.chosen);
   Object.assign(state, {chosen: node, held: hold});
-  byId("graph").classList.toggle("held", hold);
-  mark();
+  if (changes) draw();
+  else mark();
   describe();
   remember();
   if (hold) byId("name").scrollIntoView({block: "nearest"});
@@ -283,6 +286,7 @@ function along(from, to) {
 
 document.addEventListener("keydown", event => {
   if (event.target.closest("input, textarea, summary") || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (!state.held && !byId("canvas").contains(document.activeElement)) return; // else the arrows scroll
   const moves = {ArrowLeft: () => neighbour(-1), ArrowRight: () => neighbour(1),
     ArrowUp: () => along("source", "target"), ArrowDown: () => along("target", "source"), Escape: () => start};
   if (event.key in moves) {
