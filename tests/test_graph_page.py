@@ -44,7 +44,7 @@ def test_pointing_at_a_node_shows_what_feeds_it(driven, page, graph):  # noqa: F
         assert shown.page.inner_text("#name") == graph.answer
         shown.page.hover(f"[data-id='{node['node']}']")
         words = shown.page.inner_text("#card")
-        assert f"L{node['layer']}A{node['atom']}" in words and "really loses" in words
+        assert f"L{node['layer']}A{node['atom']}" in words and "the answer really" in words
         edges = graph.table("edges")
         weights = edges[edges["target"] == node["node"]].groupby("source")["weight"].sum()
         codes = weights[~weights.index.str.startswith("B")]

@@ -175,7 +175,7 @@ function describe() {
   if (node.kind === "code") words.push(`Value ${digits(node.value)}.`);
   if (node.kind !== "target") {
     words.push(`Influence ${digits(node.influence)}. Attribution (a slope) ${signed(node.attribution)}.`);
-    if (node.effect !== null) words.push(`Effect ${signed(node.effect)}: the answer really loses this without the node.`);
+    if (node.effect !== null) words.push(`Effect ${signed(node.effect)}: without it the answer really ${node.effect < 0 ? "gains" : "loses"} this much.`);
   }
   byId("words").textContent = words.join(" ");
   byId("disagree").hidden = !(node.kind !== "target" && node.effect * node.attribution < 0);
