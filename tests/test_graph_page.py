@@ -44,7 +44,7 @@ def test_pointing_at_a_node_shows_what_feeds_it(driven, page, graph):  # noqa: F
         assert shown.page.inner_text("#name") == graph.answer
         shown.page.hover(f"[data-id='{node['node']}']")
         words = shown.page.inner_text("#card")
-        assert f"L{node['layer']}A{node['atom']}" in words and "really changes by" in words
+        assert f"L{node['layer']}A{node['atom']}" in words and "the answer really" in words
         edges = graph.table("edges")
         weights = edges[edges["target"] == node["node"]].groupby("source")["weight"].sum()
         codes = weights[~weights.index.str.startswith("B")]
@@ -75,6 +75,13 @@ def test_keys_follow_edges_and_pin(driven, page, graph):  # noqa: F811
         assert not shown.wrong
 
 
+def test_keys_scroll_a_fresh_page(driven, page, graph):  # noqa: F811
+    with opened(driven, page, 1280, height=500) as shown:
+        shown.page.keyboard.press("ArrowDown")
+        shown.page.wait_for_function("scrollY > 0")
+        assert shown.page.inner_text("#name") == graph.answer
+
+
 SLIDE = """values => {
   for (const [id, value] of Object.entries(values)) {
     document.getElementById(id).value = value;
@@ -99,6 +106,27 @@ def test_sliders_hide_and_the_address_keeps(driven, page, picture_page):  # noqa
             shown.page.reload()
             assert shown.page.locator(".node").count() == few[0]
             assert not shown.wrong
+
+
+def test_a_held_node_outlives_the_sliders(driven, page, picture_page):  # noqa: F811
+    for path in (page, picture_page):
+        with opened(driven, path) as shown:
+            shown.page.evaluate(SLIDE, {"nodes": 100})
+            name = shown.page.evaluate(
+                """() => {
+                  const least = drawn.filter(node => node.kind === 'code')
+                    .reduce((a, b) => b.influence < a.influence ? b : a);
+                  choose(least, true);
+                  return least.id;
+                }"""
+            )
+            few = shown.page.evaluate(SLIDE, {"nodes": 20})[0]
+            assert shown.page.locator(f".node.chosen[data-id='{name}']").count() == 1
+            shown.page.reload()
+            assert shown.page.locator(f".node.chosen[data-id='{name}']").count() == 1
+            shown.page.click("#close")  # what was kept for the panel alone goes with it
+            assert shown.page.locator(".node").count() == few - 1
+            assert shown.page.locator("#drawing.focus").count() == 0 and not shown.wrong
 
 
 def test_a_picture_has_a_sheet_for_each_layer_and_the_input(driven, picture_page, of_picture):  # noqa: F811

@@ -46,9 +46,10 @@ function held(things, sizeOf, share) { // the largest that hold a share of the s
 
 function visible() {
   const nodes = held(drawn.filter(node => node !== start), node => node.influence, state.nodes / 100);
-  for (const node of [start, ...state.pins]) nodes.add(node);
+  const passing = !nodes.has(state.chosen) && state.chosen !== start && !state.pins.includes(state.chosen);
+  for (const node of [start, state.chosen, ...state.pins]) nodes.add(node); // the panel describes no node that is not there
   const between = edges.filter(edge => nodes.has(edge.source) && nodes.has(edge.target));
-  return {nodes, edges: held(between, edge => edge.size, state.edges / 100)};
+  return {nodes, passing, edges: held(between, edge => edge.size, state.edges / 100)};
 }
 
 // ---- drawing
@@ -96,11 +97,14 @@ function draw() { // all but what depends on the chosen node
   for (const line of plan.lines) part("line", {...line, class: "rule"}, svg);
   for (const plate of plan.plates) part("rect", {...plate, class: "plate"}, svg);
   for (const sheet of plan.sheets.toReversed()) drawSheet(sheet, svg);
-  for (const {x, y, words, quiet} of plan.words)
-    part("text", {x, y, class: quiet ? "muted" : ""}, svg).textContent = words;
+  const first = throughSpecial(there);
+  byId("through").hidden = first === null || first === data.layers;
+  byId("through").textContent = first === 0 ? "Above the input everything runs through CLS." : `From layer ${first} on everything runs through CLS.`;
   widest = Math.max(...[...shown.edges].map(edge => edge.size), 1e-30);
   drawEdges(shown.edges, widest, part("g", {class: "all"}, svg));
   part("g", {class: "near"}, svg);
+  for (const {x, y, words, quiet} of plan.words)
+    part("text", {x, y, "paint-order": "stroke", class: quiet ? "muted" : ""}, svg).textContent = words;
   const touch = {r: 12 / Math.min(1, scale), class: "touch"};
   for (const node of there) part("circle", {...touch, cx: plan.spots.get(node).x, cy: plan.spots.get(node).y, "data-of": node.id}, svg);
   for (const node of there) drawNode(node, svg);
@@ -139,6 +143,11 @@ function nameOf(node) {
   return node.kind === "embedding" ? `input at ${where}` : `L${node.layer}A${node.atom} at ${where}`;
 }
 
+// In a list beside a node, the token is said only where it is another one.
+const besideName = node => state.chosen !== start && node.kind === "code" && node.pos === state.chosen.pos
+  ? `L${node.layer}A${node.atom}` : nameOf(node);
+const signed = value => `${value > 0 ? "+" : ""}${digits(value)}`; // plus: the node raises the answer
+
 const plainLabel = node => node.label === "no name" ? "" : node.label.replace(/ \(AUC.*/, "");
 
 // Of the answer, the list has what it really loses without each node, unless slopes add up to it.
@@ -150,24 +159,26 @@ function list(place, found, other, amountOf = edge => edge.weight) {
     swatch.style.background = colourOf(first[0]);
     const head = node.kind !== "bias" && data.heads ? [swatch, first[0] < 0 ? "skip" : `head ${first[0]}`] : [];
     return make("li", {}, make("button", {type: "button", disabled: node.kind === "bias", onclick: () => choose(node, true)},
-      make("span", {className: "amount", textContent: `${amountOf(edge) > 0 ? "+" : ""}${digits(amountOf(edge))}`}),
-      make("span", {textContent: `${nameOf(node)}${plainLabel(node) && ": "}${plainLabel(node)}`}), make("small", {}, ...head)));
+      make("span", {className: "amount", textContent: signed(amountOf(edge))}),
+      make("span", {textContent: `${besideName(node)}${plainLabel(node) && ": "}${plainLabel(node)}`}), make("small", {}, ...head)));
   }));
   if (!found.length) byId(place).textContent = "nothing in the graph";
 }
 
 function describe() {
   const node = state.chosen, bySize = (a, b) => Math.abs(b.weight) - Math.abs(a.weight);
+  byId("graph").classList.toggle("held", state.held);
   byId("name").textContent = nameOf(node);
   const words = [];
   if (plainLabel(node)) words.push(/\(AUC/.test(node.label) ? `Separates best: ${node.label}; .5 is chance.` : `${node.label}.`);
   if (node.kind === "target") words.push(`${digits(node.value)} above ${data.versus}.`);
   if (node.kind === "code") words.push(`Value ${digits(node.value)}.`);
   if (node.kind !== "target") {
-    words.push(`Attribution ${digits(node.attribution)}, influence ${digits(node.influence)}.`);
-    if (node.effect !== null) words.push(`Without it the answer really changes by ${digits(-node.effect)}.`);
+    words.push(`Influence ${digits(node.influence)}. Attribution (a slope) ${signed(node.attribution)}.`);
+    if (node.effect !== null) words.push(`Effect ${signed(node.effect)}: without it the answer really ${node.effect < 0 ? "gains" : "loses"} this much.`);
   }
   byId("words").textContent = words.join(" ");
+  byId("disagree").hidden = !(node.kind !== "target" && node.effect * node.attribution < 0);
   byId("pin").hidden = node.kind === "target";
   byId("pin").textContent = state.pins.includes(node) ? "Unpin" : "Pin";
   const real = measured(node), amountOf = edge => real ? edge.source.effect ?? 0 : edge.weight;
@@ -175,7 +186,7 @@ function describe() {
     .sort((a, b) => Math.abs(amountOf(b)) - Math.abs(amountOf(a)));
   const biases = real ? [] : fed.filter(edge => edge.source.kind === "bias");
   const codes = fed.filter(edge => edge.source.kind !== "bias").slice(0, 8);
-  byId("fed-words").textContent = real ? "(what the answer loses without each)" : "";
+  byId("fed-words").textContent = real ? "(what the answer loses without each; plus raises it)" : "";
   list("fed", [...codes, ...biases], "source", amountOf);
   byId("examples").replaceChildren(...(data.examples[node.id.split("@")[0]] ?? []).map(([value, words, uri]) => !uri
     ? make("li", {}, `${digits(value)}: ${words}`)
@@ -230,9 +241,10 @@ function recall() {
 // ---- pointer and keys
 
 function choose(node, hold) {
+  const changes = !shown.nodes.has(node) || (shown.passing && node !== state.chosen);
   Object.assign(state, {chosen: node, held: hold});
-  byId("graph").classList.toggle("held", hold);
-  mark();
+  if (changes) draw();
+  else mark();
   describe();
   remember();
   if (hold) byId("name").scrollIntoView({block: "nearest"});
@@ -283,6 +295,7 @@ function along(from, to) {
 
 document.addEventListener("keydown", event => {
   if (event.target.closest("input, textarea, summary") || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (!state.held && !byId("canvas").contains(document.activeElement)) return; // else the arrows scroll
   const moves = {ArrowLeft: () => neighbour(-1), ArrowRight: () => neighbour(1),
     ArrowUp: () => along("source", "target"), ArrowDown: () => along("target", "source"), Escape: () => start};
   if (event.key in moves) {
@@ -314,10 +327,10 @@ function showWhole() {
 }
 
 showWhole();
-byId("heads")?.append(...heads.map(head => {
+byId("heads")?.append(...heads.flatMap(head => {
   const swatch = make("span", {className: "swatch"});
   swatch.style.background = colourOf(head);
-  return make("span", {}, swatch, head < 0 ? "skip connection " : `${head} `);
+  return [" ", make("span", {className: "entry"}, swatch, head < 0 ? "skip connection" : `head ${head}`)];
 }));
 recall();
 update();

@@ -13,7 +13,8 @@ const drawn = data.nodes.filter(node => node.kind !== "bias");
 const amount = node => node.effect ?? node.attribution;
 const largest = Math.max(...drawn.filter(node => node.kind === "code")
   .map(node => Math.abs(amount(node))), 1e-30);
-const STEP = 14;
+const APART = 18; // between two nodes beside a sheet, and at least that in a table
+const FLAT = 10; // the height of a sheet without nodes
 
 const radius = node => node.kind === "target" ? 9
   : 2.5 + 4.5 * Math.sqrt(Math.min(1, Math.abs(amount(node)) / largest));
@@ -30,7 +31,7 @@ function tokenName(pos) {
 
 // Nodes in cells of tokens and layers: {x, y} of each node, words and lines, width and height.
 function inTable(room, shown) {
-  const small = room < 520, apart = small ? STEP : 17;
+  const small = room < 520, apart = small ? 22 : APART;
   const cells = new Map();
   const place = Math.max(...shown.map(node => node.pos));
   for (const node of shown) {
@@ -39,9 +40,9 @@ function inTable(room, shown) {
     cells.get(key).push(node);
   }
   const tokens = [...new Set(shown.map(node => node.pos))].filter(pos => pos >= 0).sort((a, b) => a - b);
-  const most = tokens.length < 8 ? 9 : small ? 5 : 6; // nodes in a line of a cell
+  const most = small ? 4 : tokens.length < 8 ? 9 : 6; // nodes in a line of a cell
   const across = pos => Math.max(1, ...[...cells].filter(([key]) => +key.split(" ")[1] === pos)
-    .map(([, nodes]) => Math.min(most, Math.ceil(Math.sqrt(2.5 * nodes.length)))));
+    .map(([, nodes]) => Math.min(most, Math.ceil(Math.sqrt((small ? 1 : 2.5) * nodes.length)))));
   const spots = new Map(), words = [], lines = [];
   const left = new Map(), wide = new Map();
   let x = small ? 36 : 52;
@@ -68,41 +69,64 @@ function inTable(room, shown) {
   return {spots, words, lines, sheets: [], plates: [], tile: [[6, 0], [0, 6]], width: x + 4, height: y + 30};
 }
 
+// From which layer on all nodes stand beside the sheets, or null.
+function throughSpecial(shown) {
+  if (data.grid === null || !data.special) return null;
+  const codes = shown.filter(node => node.kind === "code");
+  const first = 1 + Math.max(-1, ...codes.filter(node => node.pos >= data.special).map(node => node.layer));
+  return codes.some(node => node.layer >= first) ? first : null;
+}
+
 // Nodes on a leaning sheet for each layer, the input at the bottom, the answer on top, CLS beside it.
-// A patch is above itself in all layers. `tile` has the sides of a patch, from its middle.
+// A patch is above itself in all layers. A sheet without nodes lies flat and leaves its room to
+// the others, and to CLS beside it. `tile` has the sides of a patch, from its middle.
 function onSheets(room, shown) {
-  const [rows, columns] = data.grid, strip = !data.special ? 60 : room < 520 ? 92 : 170;
-  const lean = .23 * (room - strip), across = room - strip - lean - 4;
-  const step = Math.max(60, Math.min(100, 560 / (data.layers + 1))), deep = .8 * step, input = 1.7 * deep;
+  const [rows, columns] = data.grid, small = room < 520, strip = !data.special ? 60 : small ? 66 : 170;
+  const lean = (small ? .055 : .2) * (room - strip), across = room - strip - lean - 4;
   const spots = new Map(), words = [], sheets = [], plates = [];
-  const perLine = Math.floor((strip - 20) / STEP);
-  for (let layer = -1; layer < data.layers; layer++) {
-    const y = 44 + (data.layers - 1 - layer) * step, high = layer < 0 ? input : deep;
-    const place = (u, v) => ({x: strip + lean * (1 - v) + across * u, y: y + high * v});
+  const levels = [];
+  for (let layer = data.layers - 1; layer >= -1; layer--) {
     const nodes = shown.filter(node => node.layer === layer), beside = nodes.filter(node => node.pos < data.special);
-    sheets.push({layer, matrix: [across / columns, 0, -lean / rows, high / rows, strip + lean, y],
+    const over = nodes.filter(node => node.pos >= data.special), flat = layer >= 0 && !over.length;
+    const wide = flat && beside.length ? strip + .5 * across : strip; // of what stands beside the sheet
+    const perLine = Math.max(1, Math.floor((wide - 12) / APART)), lines = Math.ceil(beside.length / perLine);
+    levels.push({layer, beside, over, flat, wide, lines, least: APART * lines + (flat ? 34 : 24)});
+  }
+  const flats = levels.filter(level => level.flat), full = levels.length - 1 - flats.length;
+  const left = (small ? 640 : 610) - flats.reduce((sum, level) => sum + level.least, 0);
+  const step = Math.max(60, Math.min(150, left / (full + 1.6))), input = (small ? 2.85 : 2) * .8 * step;
+  let y = 44;
+  for (const {layer, beside, over, flat, wide, lines, least} of levels) {
+    const whole = flat ? least : Math.max(least, step), high = layer < 0 ? input : flat ? FLAT : .8 * step;
+    const top = flat ? y + (least - 20 - FLAT) / 2 : y, middle = flat ? top + FLAT / 2 : top + high / 2;
+    const slant = flat ? lean * FLAT / step : lean, x = strip + lean - slant;
+    const from = Math.max(x, wide), length = strip + lean + across - slant - from;
+    const place = (u, v) => ({x: strip + lean * (1 - v) + across * u, y: y + high * v});
+    sheets.push({layer, matrix: [(flat ? length : across) / columns, 0, -slant / rows, high / rows, flat ? from + slant : strip + lean, top],
       shades: data.places[layer + 1].slice(data.special)});
-    words.push({x: strip, y: y + 11, quiet: true, words: layer < 0 ? "input" : `layer ${layer}`});
-    const lines = Math.ceil(beside.length / perLine), apart = Math.min(STEP, (step - 22) / Math.max(1, lines - 1));
-    const top = y + (deep - apart * (lines - 1)) / 2; // of what stands beside the sheet
-    if (lines && layer < 0) words.push({x: 2, y: top + 26, quiet: true, words: "CLS"});
-    if (lines) plates.push({x: 1, y: top - 10, width: strip - 12, height: apart * (lines - 1) + 20, rx: 6});
-    beside.forEach((node, i) => spots.set(node, {x: 12 + STEP * (i % perLine), y: top + apart * Math.floor(i / perLine)}));
-    const placed = [];
-    for (const node of nodes.filter(node => node.pos >= data.special)) {
-      const patch = node.pos - data.special, middle = place((patch % columns + .5) / columns, (Math.floor(patch / columns) + .5) / rows);
-      let turn = 0, spot = middle; // codes of a layer go around until no other is below them
-      while (node.kind === "code" && turn < 400 && placed.some(other => Math.hypot(other.x - spot.x, other.y - spot.y) < 9)) {
+    words.push({x: flat ? from : strip, y: flat ? top - 5 : y + 11, quiet: true, words: layer < 0 ? "input" : `layer ${layer}`});
+    const first = middle - APART * (lines - 1) / 2, each = Math.ceil(beside.length / Math.max(1, lines));
+    const apart = Math.max(APART, Math.min(30, (wide - 32) / Math.max(1, each - 1)));
+    if (lines && layer < 0) words.push({x: 2, y: first + 26, quiet: true, words: "CLS"});
+    if (lines) plates.push({x: 1, y: first - 10, width: wide - (flat ? 16 : 8), height: APART * (lines - 1) + 20, rx: 6});
+    beside.forEach((node, i) => spots.set(node, {x: 12 + apart * (i % each), y: first + APART * Math.floor(i / each)}));
+    const placed = [], clear = Math.min(16, Math.sqrt(.4 * across * high / Math.max(1, over.length)));
+    for (const node of over) {
+      const patch = node.pos - data.special, home = place((patch % columns + .5) / columns, (Math.floor(patch / columns) + .5) / rows);
+      const taken = spot => spot.y < y || spot.y > y + high || placed.some(other => Math.hypot(other.x - spot.x, other.y - spot.y) < clear);
+      let turn = 0, spot = home; // codes of a layer go around until no other is near them
+      while (node.kind === "code" && turn < 600 && taken(spot)) {
         turn++;
-        spot = {x: middle.x + 5 * Math.sqrt(turn) * Math.cos(2.4 * turn), y: middle.y + 4 * Math.sqrt(turn) * Math.sin(2.4 * turn)};
+        spot = {x: home.x + 5 * Math.sqrt(turn) * Math.cos(2.4 * turn), y: home.y + 4 * Math.sqrt(turn) * Math.sin(2.4 * turn)};
       }
       placed.push(spot);
       spots.set(node, spot);
     }
+    y += layer < 0 ? Math.max(input, least) : whole;
   }
   const target = shown.find(node => node.kind === "target");
   spots.set(target, {x: 16, y: 18});
   words.push({x: 32, y: 22, words: data.answer.slice(0, 40)});
-  return {spots, words, sheets, plates, lines: [], width: room, height: 48 + data.layers * step + input,
+  return {spots, words, sheets: sheets.toReversed(), plates, lines: [], width: room, height: y + 4,
     tile: [[across / columns / 2, 0], [-lean / rows / 2, input / rows / 2]]};
 }
