@@ -118,6 +118,8 @@ def _checked_arguments(source: object, dtype: object, device: Any) -> torch.devi
         return torch.device(device)
     except (RuntimeError, TypeError, AssertionError, NotImplementedError):
         ways = "give 'cpu', 'cuda' or 'cuda:1'."
+        if not torch.cuda.is_available():
+            ways = f"torch {torch.__version__} sees no GPU here: give 'cpu'."
         raise CheckpointError(f"torch cannot compute on device={device!r}: {ways}") from None
 
 

@@ -61,7 +61,7 @@ def command_function(name: str, command: Command) -> Callable[..., None]:
         missing = [typed(item) for item in command.required if values[item] is None]
         if missing:
             raise ValueError(f"missing: {', '.join(missing)}. {example(name)}")
-        if values["quiet"]:
+        if values["quiet"] and not values.get("dry_run"):
             os.environ[QUIET] = "1"
         arguments = {item: values.pop(item) for item in own}
         if values.get("out") is None:

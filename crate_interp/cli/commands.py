@@ -228,7 +228,7 @@ def explore(
     cache, inputs, name = _one_sample(request.model, request.looked_at, sample, size)
     off = ci.circuits.switched_off(request.model, inputs[0]) if without else None
     page = ci.viz.explore(cache, inputs, circuit=ring, name=name, without=off)
-    say(f"{page.title}. The page: {page.save(request.out / 'explore.html')}")
+    say(f"{page.title}. {page.said}\nThe page: {page.save(request.out / 'explore.html')}")
 
 
 @command("graph", fields=ONE_INPUT, required=("source",))

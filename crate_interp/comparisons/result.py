@@ -110,7 +110,7 @@ class Comparison(Result):
         held, beyond = int(table["holds"].sum()), int(evidence(table).sum())
         spread = bool(table["excess_p"].notna().any())
         said = [
-            ("No evidence of a difference: " if beyond <= LEVEL * count else "")
+            self._against_chance(beyond <= LEVEL * count)
             + f"{beyond} of {count} differences "
             + ("exceed the spread between untrained networks." if spread else "hold."),
             f"At most {LEVEL * count:.2g} would by chance.",
@@ -123,6 +123,13 @@ class Comparison(Result):
                 "between two untrained networks."
             )
         return [words for words in said if words]
+
+    def _against_chance(self, none: bool) -> str:
+        """Returns the first words of the answer: whether the differences are evidence at all."""
+        fewest = min(len(self.meta[side]["untrained"]) for side in "ab")
+        if none and 0 < fewest < _FEW:
+            return f"Can't tell from {fewest} untrained (give 5): "
+        return "No evidence of a difference: " if none else ""
 
     def finding(self) -> str:
         """Returns how many differences are evidence, what stands beside that, and the largest."""

@@ -45,6 +45,8 @@ def locked(folder: str | Path) -> Iterator[Path]:
         reason = getattr(error, "strerror", None) or error
         if isinstance(error, Timeout):
             reason = "it is being written by another process, wait until it ends"
+        if isinstance(error, FileExistsError):
+            reason = "it is a file, and a folder is wanted"
         words = f"cannot write into {str(out)!r}: {reason}. Give another folder."
         raise ValueError(words) from None
     try:

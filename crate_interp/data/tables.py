@@ -175,7 +175,7 @@ def columns_of(table: Table, masks: bool = True) -> Columns:
     if not pictures:
         raise ValueError(
             f"the dataset has no image column; its columns are {_names(table)}, but this model "
-            "reads images."
+            "reads images: give pictures, such as 'embedded:fashion' or a folder."
         )
     classes = [name for name, one in features.items() if isinstance(one, datasets.ClassLabel)]
     plain_labels = [name for name in ("label", "labels") if _is_plain(features.get(name))]
@@ -223,7 +223,7 @@ def text_column(table: Table) -> str:
             return name
     raise ValueError(
         f"the dataset has no text column; its columns are {_names(table)}, but this model reads "
-        "text."
+        "text: give texts, such as 'embedded:held-out-text' or a file."
     )
 
 

@@ -151,6 +151,9 @@ class PointsMixin:
         # users often try the short name of cache["pattern", 3] here
         if short := [full for full in names if full.endswith(f".hook_{name}")][:2]:
             hint = f"Did you mean {', '.join(short)}, ...?"
+        instead = {"tssa": "attn.hook_pi, memberships", "cbsa": "attn.hook_contract, contractions"}
+        if name.endswith("attn.hook_pattern") and self.cfg.facts["attention"] in instead:
+            hint = f"Its heads have no pattern, but {instead[self.cfg.facts['attention']]}."
         raise KeyError(f"there is no hook point {name!r}. {hint}")
 
     def _why_silent(self, name: str) -> str | None:

@@ -91,10 +91,11 @@ def timed(
         plan = _dry.get()
         if plan is not None:
             plan.append(whole)
-            all_take = f" of {count}, so all chunks take about {_short(whole)}" if todo else ""
+            million = _short(1e6 * took / done)
+            all_take = f"all {todo:,} take about {_short(whole)}, and " if todo else ""
             note(
-                f"{work.step.name}: the first chunk of {done} {work.model.unit} took "
-                f"{_short(took)}{all_take}."
+                f"{work.step.name}: {done} {work.model.unit} took {_short(took)}, so "
+                f"{all_take}a million would take about {million}."
             )
         elif first and whole - took > _LONG:
             words = f"{work.step.name}: {count - 1} more chunks, about {_short(whole - took)}."

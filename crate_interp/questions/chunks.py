@@ -89,6 +89,8 @@ def writable(out: Path) -> Iterator[None]:
         if error.errno in _FULL:
             advice = "Finished chunks are kept. Free some space, then run the same command again."
         reason = error.strerror or error
+        if isinstance(error, FileExistsError):
+            reason = "it is a file, and a folder is wanted"
         raise ValueError(f"cannot write into {str(out)!r}: {reason}. {advice}") from None
 
 

@@ -93,10 +93,11 @@ def explore(
         sees = "The model sees" if view.grid else "After this text the model expects"
         said = f"{sees} \u201c{answer[0].strip()}\u201d, with probability {_percent(answer[1])}."
     data = _data(view, attention, effects)
+    told = [] if effects is None else _told(effects, data["start"])
     return Html.of(
         "explore.html",
         f"{plain(name_of(cache))}: {words}",
-        said=[said],
+        said=[said, *told],
         still=_still(view, data["start"]),
         meta={"config": model.cfg.to_dict()},
         graph=graph,
@@ -229,6 +230,22 @@ def _without(view: panels.View, table: pd.DataFrame) -> dict[str, Any]:
     heads = [list(layer.values()) for layer in rows["head"].values()]
     found = {"heads": heads, "atoms": rows["atom"], "patches": patches, "own": own[:2]}
     return found | {"names": names}
+
+
+def _told(without: dict[str, Any], start: dict[str, Any]) -> list[str]:
+    """Returns what the answer becomes without the head at which the page opens."""
+    if "off" not in start:
+        return []
+    layer, head, names = start["layer"], start["head"], without["names"]
+    (before, best), (after, top, share) = without["own"], without["heads"][layer][head]
+    change = f"from {_percent(before / _STEPS)} to {_percent(after / _STEPS)}"
+    words = f"Without head L{layer}H{head} the answer is still \u201c{names[best]}\u201d: {change}."
+    if top != best:
+        words = (
+            f"Without head L{layer}H{head} the answer becomes \u201c{names[top]}\u201d, "
+            f"{_percent(share / _STEPS)}; \u201c{names[best]}\u201d falls {change}."
+        )
+    return [words]
 
 
 def _attention(view: panels.View, layer: int) -> Attention:

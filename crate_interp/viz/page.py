@@ -67,7 +67,7 @@ class Html:
         """
         picture = "" if still is None else figure_uri(still, "png")
         page = render(template, title=title, said=said, still=picture, **values)
-        return cls(title, page, said[0], picture)
+        return cls(title, page, " ".join(said[:2]), picture)
 
     def html(self) -> str:
         """Returns the document, from its doctype on."""

@@ -173,9 +173,7 @@ class Layout:
             original = self.copies.get(key)
             if original in tensors:
                 if not torch.equal(value, tensors[original]):
-                    raise CheckpointError(
-                        f"{key} differs from {original}; both must be equal."
-                    )
+                    raise CheckpointError(f"{key} differs from {original}; both must be equal.")
                 continue
             for end, (axes, view) in self.views.items():
                 if value.ndim in axes and re.search(end + "$", key):

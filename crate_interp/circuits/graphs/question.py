@@ -111,7 +111,9 @@ def ask_answer(
             raise ValueError(f"position={checks.quote(position)}: give tokens 0 to {count - 1}.")
         place = int(number) % count
     elif position is not None:
-        raise ValueError("a classifier has one answer for the image: leave out position.")
+        raise ValueError(
+            "position is for texts, and this model answers for the whole image: leave out position."
+        )
     here = logits[0] if place is None else logits[0, place]
     if target is None:
         return Question(int(here.argmax()), None, place)
