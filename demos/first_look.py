@@ -12,7 +12,7 @@ from playwright.sync_api import sync_playwright
 import crate_interp as ci
 
 SAMPLE, STATE = 5, "layer=0&head=2&mode=to&scale=row&off=head&over=none"
-PART = {"x": 20, "y": 325, "width": 1240, "height": 572}  # of the window, in pixels
+PART = {"x": 20, "y": 66, "width": 1240, "height": 520}  # of the window, in pixels
 
 
 def main(out: Path) -> None:
@@ -23,7 +23,7 @@ def main(out: Path) -> None:
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as play:
         page = ci.viz.explore(cache, image, without=off).save(Path(folder) / "explore.html")
         browser = play.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        window = browser.new_page(viewport={"width": 1280, "height": 1000})
+        window = browser.new_page(viewport={"width": 1280, "height": 900})
         window.goto(f"{page.as_uri()}#{STATE}")
         window.wait_for_timeout(1000)
         window.screenshot(path=out, clip=PART)  # pyright: ignore[reportArgumentType]

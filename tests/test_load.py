@@ -91,7 +91,7 @@ UNKNOWN = {  # first words -> a source, and what is given beside it
     "is not a path inside a repo": ("UCSC-VLAA/CRATE-alpha", {"file": "../../etc/passwd"}),
     "has no revision 'step-7': give one of step-0": ("crate-tiny-fashion", {"revision": "step-7"}),
     "no revision 'step-7': its steps .* lie in the rep": ("crate-tiny-lm", {"revision": "step-7"}),
-    "has no published layout: its 2 keys begin with a, b, but crate, the nearest": (
+    "has no published layout: the first of its 2 keys are a, b; crate, the nearest": (
         {"a": torch.ones(2), "b": torch.ones(3)},
         {"n_heads": 1},
     ),

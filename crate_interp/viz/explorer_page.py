@@ -93,11 +93,11 @@ def explore(
         sees = "The model sees" if view.grid else "After this text the model expects"
         said = f"{sees} \u201c{answer[0].strip()}\u201d, with probability {_percent(answer[1])}."
     data = _data(view, attention, effects)
-    told = [] if effects is None else _told(effects, data["start"])
+    lead = [] if effects is None else _without_lead(effects, data["start"])
     return Html.of(
         "explore.html",
         f"{plain(name_of(cache))}: {words}",
-        said=[said, *told],
+        said=[said, *lead],
         still=_still(view, data["start"]),
         meta={"config": model.cfg.to_dict()},
         graph=graph,
@@ -232,7 +232,7 @@ def _without(view: panels.View, table: pd.DataFrame) -> dict[str, Any]:
     return found | {"names": names}
 
 
-def _told(without: dict[str, Any], start: dict[str, Any]) -> list[str]:
+def _without_lead(without: dict[str, Any], start: dict[str, Any]) -> list[str]:
     """Returns what the answer becomes without the head at which the page opens."""
     if "off" not in start:
         return []
