@@ -272,7 +272,7 @@ class AtomResult(Result):
         most = self.meta["settings"]["dense"]
         return (
             f"{dense:,} of {total:,} atoms are on at more than {most:.0%} of the tokens, and "
-            f"{dead or 'none'} are never on ({where})."
+            f"{dead or 'none'} never ({where})."
         )
 
     def _notebook_table(self) -> pd.DataFrame:
