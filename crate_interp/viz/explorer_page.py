@@ -188,7 +188,7 @@ def _still(view: panels.View, start: dict[str, int]) -> Figure:
         figure, axes = canvas.canvas(None, 0.2 * heads + 1.2, None)
         figure.set_figwidth(canvas.PAGE)
         axes.imshow(maps[:, seen], aspect="auto", cmap="magma", vmin=0)
-        names = [canvas.label(word) for word in words[seen]]
+        names = [canvas.label(word)[:12] for word in words[seen]]
         axes.set_xticks(range(len(names)), names, rotation=60, ha="right", parse_math=False)
         axes.set_yticks(range(heads), [f"L{layer}H{head}" for head in range(heads)])
         axes.tick_params(labelsize=canvas.SMALL)
