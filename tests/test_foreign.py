@@ -11,6 +11,7 @@ from crate_hooks import edit
 from crate_interp.bridge.hooked_to_bridge import build
 from crate_interp.models.hooked import check_hooked
 from crate_interp.models.weights import model_digest
+from crate_interp.questions.answers import losses
 from crate_interp.questions.untrained_twins import twin
 
 
@@ -84,6 +85,23 @@ def test_twins_are_drawn_anew_and_the_global_state_stays(kind):
     # as the class of the network draws them: attention of small weights is nearly even
     pattern = one.run_with_cache(x)[1]["pattern", 0]
     assert one.cfg.dtype == model.cfg.dtype and pattern.max() < (1.01 if kind == "gpt2" else 0.2)
+
+
+@pytest.mark.parametrize("kind", ("vit", "gpt2"))
+def test_heads_of_a_black_box_are_ablated_as_by_a_hook(kind):
+    """An edit of its hook_resid_mid would not reach its stream."""
+    _, model = foreign.pair(kind)
+    x, heads = foreign.inputs(kind), model.cfg.n_heads
+    labels = torch.arange(len(x)) % 3
+    data = x if kind == "gpt2" else (x, labels)
+    found = ci.ablate_heads(model, data, how="zero", progress=False).table("samples")
+    for layer, head in ((0, 1), (foreign.LAYERS - 1, 0)):
+        hook = (f"blocks.{layer}.attn.hook_z", edit.zero(heads=head))
+        logits = model.run_with_hooks(x, fwd_hooks=[hook])
+        wanted = losses(logits, x if kind == "gpt2" else labels)
+        rows = found[(found["layer"] == layer) & (found["head"] == head)]
+        torch.testing.assert_close(torch.tensor(rows["ablated"].to_numpy()), wanted)
+    assert len(found) == len(x) * foreign.LAYERS * heads
 
 
 @pytest.mark.parametrize("kind", ("deit", "dinov2", "gpt2"))

@@ -207,7 +207,9 @@ def test_a_matrix_is_seen_whole_in_a_notebook(driven, views, tmp_path):  # noqa:
                 box["y"] + box["height"] * (query + 0.5) / count,
             )
             first = matrix(page)["first"]  # the head that is open
-            told = re.search(r"\) gives .*? ([\d.e-]+), ([\d.e-]+) times", frame.inner_text("#live"))
+            told = re.search(
+                r"\) gives .*? ([\d.e-]+), ([\d.e-]+) times", frame.inner_text("#live")
+            )
             share = pattern[first, query, key].item()
             most = pattern[first, query].max().item()
             assert float(told[1]) == pytest.approx(share, abs=most / 255 + 0.05 * share)

@@ -50,7 +50,7 @@ def test_few_public_parameters_are_any():
 
 
 ROOT = Path(__file__).parent.parent
-CODE, TESTS, DEMOS = 29_380, 31_590, 13_510
+CODE, TESTS, DEMOS = 29_385, 31_610, 13_510
 FILES, FUNCTIONS = 216, 2_478  # of the library
 
 

@@ -26,11 +26,11 @@ from crate_interp.questions.answers import Loss, check_logits, hits, losses, tru
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk, Reading
 from crate_interp.questions.edited_runs import (
-    after_attention,
     every_entry,
     joined,
     pieces,
     with_gradients,
+    with_output,
 )
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.results.result import Result, by
@@ -329,10 +329,11 @@ def _of_chunk(
             parts["base"].append(every_entry("base", _metric(metric, logits, right), sample=own))
             for layer, head in heads:
                 z, stream = (cache[full_name(point, layer)] for point in (_Z, _STREAM))
-                change = _change(z, layer, means)[:, :, head]
                 block: Any = model.blocks[layer]
-                stream = stream + change @ block.attn.W_O[head]
-                logits = after_attention(model, layer, stream, inputs)
+                change = torch.zeros_like(z)
+                change[:, :, head] = _change(z, layer, means)[:, :, head]
+                stream = stream + change[:, :, head] @ block.attn.W_O[head]
+                logits = with_output(model, layer, z + change, stream, inputs)
                 ablated.append(_metric(metric, logits, right))
             rows = every_entry("ablated", np.stack(ablated, axis=1), sample=own, place=heads)
             places = pd.DataFrame(rows.pop("place").tolist(), columns=["layer", "head"])

@@ -73,15 +73,18 @@ def after_layer(model: HookedModel, layer: int, stream: Tensor, inputs: Tensor) 
     return model.run_with_hooks(inputs, fwd_hooks=[put])
 
 
-def after_attention(model: HookedModel, layer: int, stream: Tensor, inputs: Tensor) -> Any:
-    """Returns the logits if this is the stream after a layer's attention."""
-    if may_share(model):
-        if layer == len(model.blocks) - 1 and _reads_cls(model):
-            stream = stream[:, :1]
-        block: Any = model.blocks[layer]
-        return after_layer(model, layer, block.after_attention(stream), inputs)
-    put = (full_name("hook_resid_mid", layer), lambda value, hook: stream)
-    return model.run_with_hooks(inputs, fwd_hooks=[put])
+def with_output(model: HookedModel, layer: int, z: Tensor, stream: Tensor, inputs: Tensor) -> Any:
+    """Returns the logits if the heads of a layer give z, which makes this stream after attention.
+
+    A black box keeps its stream where our layers read it, so that its whole forward runs with z.
+    """
+    block: Any = model.blocks[layer]
+    if not may_share(model) or not hasattr(block, "after_attention"):
+        put = (full_name("attn.hook_z", layer), lambda value, hook: z)
+        return model.run_with_hooks(inputs, fwd_hooks=[put])
+    if layer == len(model.blocks) - 1 and _reads_cls(model):
+        stream = stream[:, :1]
+    return after_layer(model, layer, block.after_attention(stream), inputs)
 
 
 def _reads_cls(model: HookedModel) -> bool:
