@@ -113,7 +113,7 @@ def test_an_autoencoder_learns_from_a_store(tmp_path, monkeypatch, capsys):
     first, last = (line for line in said.splitlines() if line.startswith("step"))
     errors = [float(line.split("error ")[1]) for line in (first, last)]
     assert errors[1] < 0.5 * errors[0]
-    assert said.count("On 11 images, with the cross-entropy of the labels") == 2
+    assert said.count("Measured on 11 images, with the cross-entropy of the labels") == 2
     for coder in ("autoencoder", "shuffled weights", "pca", "zero", "mean"):
         assert f" {coder} " in said
 
