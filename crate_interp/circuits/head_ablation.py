@@ -30,7 +30,7 @@ from crate_interp.questions.edited_runs import (
     joined,
     pieces,
     with_gradients,
-    with_output,
+    with_head,
 )
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.results.result import Result, by
@@ -329,11 +329,8 @@ def _of_chunk(
             parts["base"].append(every_entry("base", _metric(metric, logits, right), sample=own))
             for layer, head in heads:
                 z, stream = (cache[full_name(point, layer)] for point in (_Z, _STREAM))
-                block: Any = model.blocks[layer]
-                change = torch.zeros_like(z)
-                change[:, :, head] = _change(z, layer, means)[:, :, head]
-                stream = stream + change[:, :, head] @ block.attn.W_O[head]
-                logits = with_output(model, layer, z + change, stream, inputs)
+                output = 0.0 if means is None else means[layer][: z.shape[1], head]
+                logits = with_head(model, layer, head, output, z, stream, inputs)
                 ablated.append(_metric(metric, logits, right))
             rows = every_entry("ablated", np.stack(ablated, axis=1), sample=own, place=heads)
             places = pd.DataFrame(rows.pop("place").tolist(), columns=["layer", "head"])

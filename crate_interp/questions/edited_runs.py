@@ -73,17 +73,32 @@ def after_layer(model: HookedModel, layer: int, stream: Tensor, inputs: Tensor) 
     return model.run_with_hooks(inputs, fwd_hooks=[put])
 
 
-def with_output(model: HookedModel, layer: int, z: Tensor, stream: Tensor, inputs: Tensor) -> Any:
-    """Returns the logits if the heads of a layer give z, which makes this stream after attention.
+def with_head(
+    model: HookedModel,
+    layer: int,
+    head: int,
+    output: Float[Tensor, "pos d_head"] | float,
+    z: Float[Tensor, "sample pos head d_head"],
+    stream: Float[Tensor, "sample pos d_model"],
+    inputs: Tensor,
+) -> Any:
+    """Returns the logits if a head gives this output, from the layer's z and stream after it.
 
-    A black box keeps its stream where our layers read it, so that its whole forward runs with z.
+    A black box keeps its stream where our layers read it, so that its whole forward runs.
     """
     block: Any = model.blocks[layer]
     if not may_share(model) or not hasattr(block, "after_attention"):
-        put = (full_name("attn.hook_z", layer), lambda value, hook: z)
-        return model.run_with_hooks(inputs, fwd_hooks=[put])
+
+        def put(value: Tensor, hook: object) -> Tensor:
+            value = value.clone()
+            value[:, :, head] = output
+            return value
+
+        return model.run_with_hooks(inputs, fwd_hooks=[(full_name("attn.hook_z", layer), put)])
+    change = output - z[:, :, head]
     if layer == len(model.blocks) - 1 and _reads_cls(model):
-        stream = stream[:, :1]
+        stream, change = stream[:, :1], change[:, :1]
+    stream = stream + change @ block.attn.W_O[head]
     return after_layer(model, layer, block.after_attention(stream), inputs)
 
 
