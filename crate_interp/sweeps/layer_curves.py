@@ -27,6 +27,8 @@ _OF_EVEN: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "attention.support_cls": lambda keys, _: keys,
 }
 
+_BY_NAME = "layers by name"  # the name under which a result keeps its rows of each statistic
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -62,13 +64,21 @@ def curve(result: "SweepResult", statistic: str) -> Curve:
     place = f"curve of {statistic}"
     if place in result._computed:  # a report asks hundreds of times
         return result._computed[place]
-    rows = rows_of(result.layers(), statistic)
-    if len(rows):
-        layers, mean = np.asarray(rows[["layer", "mean"]], dtype=float).T
-        heads = rows_of(result.heads(), statistic)
-        wide = _wide(heads, "mean") if len(heads) else None
-        found = Curve(layers, mean, *result.mean_ends(rows), int(rows["n"].max()), wide)
-        return result._computed.setdefault(place, found)
+    rows = _by_layer(result, statistic)
+    layers, mean = np.asarray(rows[["layer", "mean"]], dtype=float).T
+    heads = rows_of(result.heads(), statistic)
+    wide = _wide(heads, "mean") if len(heads) else None
+    found = Curve(layers, mean, *result.mean_ends(rows), int(rows["n"].max()), wide)
+    return result._computed.setdefault(place, found)
+
+
+def _by_layer(result: "SweepResult", statistic: str) -> Any:
+    """Returns the rows of a statistic by layer, or raises ValueError with the nearest names."""
+    if _BY_NAME not in result._computed:
+        groups = result.layers().groupby(["probe", "statistic"], sort=False)
+        result._computed[_BY_NAME] = {".".join(pair): rows for pair, rows in groups}
+    if statistic in result._computed[_BY_NAME]:
+        return result._computed[_BY_NAME][statistic]
     known = names(result)
     hint = checks.did_you_mean(statistic, known, f"It has {', '.join(known)}.")
     raise ValueError(f"the result has no statistic {statistic!r}. {hint}")
@@ -96,7 +106,7 @@ def baseline(
         return None
     if isinstance(untrained, Result):
         raise ValueError("untrained is one result. Give a list: [result].")
-    return np.stack([curve(result, statistic).mean for result in untrained])
+    return np.stack([_by_layer(one, statistic)["mean"].to_numpy(float) for one in untrained])
 
 
 def chance(

@@ -7,6 +7,7 @@ from io import BytesIO
 from textwrap import fill
 from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -42,6 +43,7 @@ WIDTH = 3.3  # inches: the width of a column in a paper with two columns
 PAGE = 6.9  # inches: the width of both columns of such a paper
 TITLE, TEXT, SMALL = 8.0, 7.5, 7.0  # points: 7 is the smallest size that is legible in print
 _DPI = 200
+_NO_ENGINE: Any = {"figure.autolayout": False, "figure.constrained_layout.use": False}
 _LINE = 42  # characters of a title on one line
 
 
@@ -56,6 +58,14 @@ class NotebookFigure(Figure):
         file = BytesIO()
         self.savefig(file, format="png", bbox_inches="tight")
         return file.getvalue()
+
+
+def fix_layout(figure: Figure) -> None:
+    """Lays a figure out once: with an engine, matplotlib does it for each file, and draws twice."""
+    if engine := figure.get_layout_engine():
+        engine.execute(figure)
+        with matplotlib.rc_context(_NO_ENGINE):  # "none" would leave a placeholder: two draws
+            figure.set_layout_engine(None)
 
 
 def label(text: object) -> str:

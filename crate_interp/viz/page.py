@@ -29,7 +29,7 @@ from crate_interp.core.safe_text import in_html, plain, visible
 from crate_interp.results.result import Result, model_name
 from crate_interp.results.result_files import assumed
 from crate_interp.stats.verdicts import SHOWN
-from crate_interp.viz.canvas import INK, ON_A_PAGE, ink_on, quiet
+from crate_interp.viz.canvas import INK, ON_A_PAGE, fix_layout, ink_on, quiet
 
 _LEVELS = 32  # colours of a map, too many to see steps; a map takes about half a kilobyte
 
@@ -310,6 +310,7 @@ def inline_svg(figure: Figure, alt: str, salt: str) -> str:
     colours of the page; all other colours stay. salt: a text that makes the ids in this figure
     differ from the ids in other figures of the page.
     """
+    fix_layout(figure)
     buffer = io.StringIO()
     with quiet(), matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
         _recolour(figure)

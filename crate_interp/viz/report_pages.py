@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
 from crate_interp.core.files import write_text
 from crate_interp.core.run_options import tqdm
@@ -20,9 +21,10 @@ from crate_interp.sweeps import findings, layer_curves
 from crate_interp.sweeps.findings import at_attention, ends, instead_of_u
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.viz.by_layer import change_at_attention, layers
-from crate_interp.viz.canvas import quiet
+from crate_interp.viz.canvas import fix_layout, quiet, set_title
 from crate_interp.viz.page import figure_uri, inline_svg, result_page, sources
 
+_TITLE = 0.35  # inches, for two lines above a figure
 Sweeps = Sequence[SweepResult]
 # fields of a config that cannot be inferred from weights, and the value that needs no naming
 _OF_NO_FILE = ("n_heads", "channels", "interpolate_pos", "resize", "crop", "mean", "std")
@@ -63,6 +65,7 @@ def report_page(
         write_text(stage / "layers.csv", _layers_csv(result, twins))
         (stage / "figures").mkdir()
         for layer, figure in (attention or {}).items():
+            fix_layout(figure)
             figure.savefig(stage / "figures" / f"attention-layer-{layer}.png", dpi=150)
         known = layer_curves.names(result)
         change, first = _change(result, twins, shuffled), findings.beginning(known)
@@ -178,10 +181,12 @@ def _sections(
             "panels": [],
             "notes": result.sharpest().splitlines() if probe == "attention" else [],
         }
-        figure, numbers = layers(result, name, twins, shuffled=shuffled), ends(result, twins, name)
-        figure.savefig(out / "figures" / f"{file_name(name)}.png", dpi=150)
-        figure.axes[0].set_title("")  # the page has it as a heading
+        figure = layers(result, name, twins, shuffled=shuffled, title="")
+        numbers = ends(result, twins, name)
         svg = inline_svg(figure, f"{record.title} by layer: {numbers}.", salt=name)
+        set_title(figure.axes[0], None, record.title)  # the page has it as a heading
+        whole = Bbox.from_bounds(0, 0, *(figure.get_size_inches() + (0, _TITLE)))
+        figure.savefig(out / "figures" / f"{file_name(name)}.png", dpi=150, bbox_inches=whole)
         panel = {"svg": svg, "title": record.title, "way": record.direction, "name": name}
         panel |= {"caption": f"{numbers}. {record.how}"}
         sections.setdefault(probe, new)["panels"].append(panel)
