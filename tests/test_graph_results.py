@@ -90,16 +90,14 @@ def test_nodes_hold_their_values_and_real_effects(graph):
         assert row.value == pytest.approx(float(at))
         wanted = case.attribution(row.layer)[row.pos, row.atom]
         assert row.attribution == pytest.approx(float(wanted), abs=1e-12)
-        nodes = torch.tensor([[row.pos, row.atom]])
-        after = trust.without(case, row.layer, nodes)
+        after = trust.without(case, row.layer, torch.tensor([[row.pos, row.atom]]))
         assert row.effect == pytest.approx(case.target - float(after[0]), abs=1e-9)
     outside = graph.table("ablations").merge(codes, on=["layer", "pos", "atom"])
     assert outside[outside["network"] == "model"].empty
     names = set(table["node"])
     edges = graph.table("edges")
     assert set(edges["source"]) | set(edges["target"]) <= names
-    networks = {"model", "untrained", "rival", "rival_nodes"}
-    assert set(graph.table("whole")["network"]) == networks
+    assert {*graph.table("whole")["network"]} == {"model", "untrained", "rival", "rival_nodes"}
 
 
 def test_tokens_after_the_answer_are_no_part_of_a_graph():
@@ -178,11 +176,16 @@ def test_a_loaded_graph_steers_if_it_is_given_the_model(graph, tmp_path):
     refuses("graphs do not merge", lambda: graph.merge(loaded))
 
 
-def test_it_runs_without_gradients_and_refuses_half_precision():
+def test_it_runs_without_gradients_or_tests_and_refuses_half_precision(graph, tmp_path):
     model, sample = network("crate")
     with torch.no_grad():
-        found = ci.graph(model, sample, most=40)
-    assert found.digest() == ci.graph(model, sample, most=40).digest()
+        assert graph.digest() == ci.graph(model, sample, most=40).digest()
+    ci.graph(model, sample, most=40, tests=False).save(tmp_path)
+    bare = type(graph).load(tmp_path)
+    same = [name for name in graph.STORED if bare.table(name).equals(graph.table(name))]
+    assert same == "nodes edges layers answers places picture examples".split()
+    assert bare.kept == graph.kept and not len(bare.of("ablations")) and not bare.faithful()
+    assert "nan" not in str(ci.viz.graph(bare).said) + bare.finding()
     with torch.inference_mode(), pytest.raises(ValueError, match="needs gradients"):
         ci.graph(model, sample)
     refuses("lost in rounding", lambda: ci.graph(model.bfloat16(), sample))
@@ -274,7 +277,7 @@ def test_the_largest_and_random_codes_beside_a_graph(name):
     inside[0][1] = False  # a token without a node
     table = trust.alone_and_gone(case, inside, trust.DRAWS, seed=3)
     assert table["edit"].tolist() == ["keep", "remove"] and (table["draws"] == trust.DRAWS).all()
-    assert trust.DRAWS >= 100 and (table["nodes"] == sum(int(own.sum()) for own in inside)).all()
+    assert trust.DRAWS >= 40 and (table["nodes"] == sum(int(own.sum()) for own in inside)).all()
     largest = []
     for layer, (code, own) in enumerate(zip(case.codes, inside, strict=True)):
         for pos, row in enumerate(code.tolist()):

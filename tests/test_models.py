@@ -250,7 +250,7 @@ def test_the_lasso_is_what_the_layer_solves(step, y):
     if isinstance(lasso, str):
         assert lasso == "the layer has an MLP, no dictionary"
         return
-    torch.testing.assert_close(lasso.run(y, lasso.lambd), captured(step, y, "hook_post"))
+    torch.testing.assert_close(lasso.run(y, lasso.lambd)[0], captured(step, y, "hook_post"))
     assert not lasso.d.requires_grad and (lasso.start(y) >= 0).all()
 
 

@@ -25,7 +25,7 @@ POINTS = (
     "attn.hook_pi", "attn.hook_contract",
 )  # fmt: skip
 MAPS = 32  # number of random output maps
-_AT_ONCE = 2**19  # numbers of a stream that are measured at a time, so that they fit the cache
+_AT_ONCE = 2**21  # numbers of a stream that are measured at a time, so that they fit the cache
 _PLACES = 2**20  # this many samples, or layers, get seeds that differ
 _STREAMS = 1009  # generators reserved for each sample or layer
 # the index of the first generator of each null; "random" uses one index per layer, counting down
@@ -274,7 +274,7 @@ class Bases:
 
     def __init__(self, generator: Callable[[int], torch.Generator]) -> None:
         self._generator = generator
-        self._drawn: dict[tuple[int, torch.Size], tuple[Tensor, Tensor]] = {}
+        self._drawn: dict[tuple[int, torch.Size, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def like(
         self, matrix: Float[Tensor, "rows columns"], draws: int
@@ -282,13 +282,14 @@ class Bases:
         """Yields random matrices with the singular values of `matrix`, in its dtype."""
         own = torch.linalg.svdvals(matrix.double()).to(matrix) if draws else matrix
         for draw in range(draws):
-            if (draw, matrix.shape) not in self._drawn:
+            key = (draw, matrix.shape, matrix.dtype)
+            if key not in self._drawn:
                 generator, least = self._generator(draw), min(matrix.shape)
                 noise = [
                     torch.randn(rows, least, generator=generator, dtype=torch.float64)
                     for rows in matrix.shape
                 ]
-                left, right = (torch.linalg.qr(one)[0] for one in noise)
-                self._drawn[draw, matrix.shape] = left, right
-            left, right = self._drawn[draw, matrix.shape]
+                left, right = (torch.linalg.qr(one.to(matrix.dtype))[0] for one in noise)
+                self._drawn[key] = left, right
+            left, right = self._drawn[key]
             yield (left.to(own) * own) @ right.to(own).T

@@ -41,7 +41,7 @@ def of_sparse_step(lasso: Lasso, mid: Stream, y: Stream, code: SparseCode) -> Ce
     # what causes the zeros in the code
     zeros, free, bare = (
         zero_fraction(z).double().mean(dim=-1)
-        for z in (code, lasso.run(y, nothing), lasso.run(mid, lasso.lambd))
+        for z in (code, *lasso.run(y, nothing), *lasso.run(mid, lasso.lambd))
     )
     return {
         ("layer", *_ALL): measured(own, x, code.to(x))
@@ -131,7 +131,7 @@ def _at(z: SparseCode, y: Stream, lasso: Lasso) -> tuple[PerSample, PerSample, S
 def _with_dictionary(lasso: Lasso, y: Tensor, d: Tensor) -> dict[str, Tensor]:
     """Returns the numbers of the same step with another dictionary."""
     other = replace(lasso, d=d)
-    code, free = (other.run(y, lambd) for lambd in (other.lambd, torch.zeros_like(other.lambd)))
+    code, free = other.run(y, other.lambd, torch.zeros_like(other.lambd))
     # which share of the zeros disappears if lambda is 0
     zeros = [zero_fraction(z).mean(dim=-1) for z in (code, free)]
     return measured(other, y, code) | {"threshold": over(zeros[0] - zeros[1], zeros[0])}
@@ -174,7 +174,7 @@ def best_steps(lasso: Lasso, y: Stream) -> SparseCode:
     """
     sizes = [lasso.eta * size for size in SIZES[1 if lasso.count == 1 else 2]]
     first = y if lasso.warm else lasso.start(y)
-    codes, least = lasso.run(y, lasso.lambd), torch.full((len(y),), torch.inf, dtype=y.dtype)
+    codes, least = lasso.run(y, lasso.lambd)[0], torch.full((len(y),), torch.inf, dtype=y.dtype)
     least = least.to(y.device)
 
     def look(code: Tensor, depth: int) -> None:
@@ -202,7 +202,7 @@ def _at_best_scale(
     """
     scaled = [replace(lasso, d=lasso.d * scale) for scale in SCALES]
     every = [
-        beside_solution(one, y, one.run(y, one.lambd), solution)
+        beside_solution(one, y, *one.run(y, one.lambd), solution)
         for one, solution in zip(scaled, solutions, strict=True)
     ]
     best = torch.stack([numbers["share"] for numbers in every]).argmax(dim=0)
@@ -242,7 +242,7 @@ def rates_at_scale(
     parts: list[Cells] = []
     for scale, one in zip(scales.tolist(), y, strict=True):
         other = replace(lasso, d=lasso.d * scale)
-        code = other.run(one[None], other.lambd)
+        (code,) = other.run(one[None], other.lambd)
         parts.append(of_rates(other.d, norm, one[None], code, eps))
     return {
         key: {name: torch.cat([part[key][name] for part in parts]) for name in parts[0][key]}

@@ -30,7 +30,7 @@ _NOWHERE = {"frame": "", "eps": NO_EPS, "basis": "", "tokens": "", "by_construct
 # column of a kind of random networks -> how the table of untrained networks calls their weights
 _COPIES = {"untrained": "drawn", "shuffled": "shuffled"}
 Columns = dict[str, Any]  # the cells of a number: an array `[cell]` for each column
-# "layer", or the name of a null or limit -> a row per cell and sample, a column per number
+# number -> a row per part ("layer", a null or a limit) and cell, a column per (seed and) sample
 Parts = dict[str, pd.DataFrame]
 
 
@@ -78,24 +78,23 @@ def cells(result: Result) -> pd.DataFrame:
 
 
 def parts_of(table: pd.DataFrame) -> Parts:
-    """Returns the rows of each part: the layer, each null and each limit."""
+    """Returns each number of the layer, each null and each limit; missing values are NaN."""
     if not len(table):
         return {}
     ids = [column for column in ("seed", "sample") if column in table]
-    numbers = [name for name in NUMBERS if name in table]
-    rows: Any = table[["of", *PLACE, *ids, *numbers]].set_index([*PLACE, *ids])
-    return {of: own[numbers] for of, own in rows.groupby("of", sort=False)}
+    rows: Any = table.set_index(["of", *PLACE, *ids])
+    wide = {name: rows[name].dropna().unstack(ids) for name in NUMBERS if name in rows}
+    return {name: values.sort_index() for name, values in wide.items() if len(values)}
 
 
 def by_sample(parts: Parts, of: str, name: str) -> Any:
     """Returns a number as a table: a row per cell, a column per sample (or seed and sample).
 
-    of: "layer", or the name of the null or limit whose values are wanted. Missing values are NaN.
+    of: "layer", or the name of the null or limit whose values are wanted.
     """
-    if of not in parts or name not in parts[of]:
+    if name not in parts or of not in parts[name].index.levels[0]:
         return pd.DataFrame()
-    values: Any = parts[of][name].dropna()
-    return values.unstack([column for column in values.index.names if column not in PLACE])
+    return parts[name].loc[of].dropna(axis=1, how="all")
 
 
 def untrained_rows(result: Result, name: str, weights: str) -> Any:
@@ -169,7 +168,8 @@ def _gains(measured: Measured) -> list[Difference]:
     drawn, so it is undecided.
     """
     start = f"{measured.number.draws} "
-    tables = [measured.beside(of) for of in sorted(measured.own) if of.startswith(start)]
+    parts = measured.own[measured.name].index.unique("of")
+    tables = [measured.beside(of) for of in sorted(parts) if of.startswith(start)]
     if not tables or not len(tables[0].columns):
         return []
     count = max(len(tables) // _GROUP, 1)
@@ -179,10 +179,12 @@ def _gains(measured: Measured) -> list[Difference]:
 
 def _over_draws(measured: Measured, tables: list[Any]) -> Difference:
     """Returns the mean gain over draws of random weights, with the interval of one more draw."""
-    over = [measured.values.reindex(columns=table.columns) - table for table in tables]
-    mean: Any = sum(over[1:], over[0]) / len(over)
+    values = measured.values.reindex(columns=tables[0].columns)
+    over = values.to_numpy(float) - np.stack(tables)  # [draw, cell, sample]
+    mean = pd.DataFrame(over.mean(axis=0), values.index, values.columns)
     error, n = mean_error(measured.by_group(mean))
-    means = np.stack([table.mean(axis=1).to_numpy() for table in over])
+    means: Any = pd.DataFrame(over.reshape(-1, over.shape[2])).mean(axis=1)
+    means = means.to_numpy().reshape(len(tables), -1)
     # `against_networks` returns 0 minus the mean of `-means`, which is the mean gain over draws
     return against_networks(np.zeros(means.shape[1]), error, -means, n)
 
@@ -269,15 +271,14 @@ def _missing(result: Result) -> pd.DataFrame:
 
 def nulls(result: Result) -> pd.DataFrame:
     """Returns a row for each null or limit, number and setting: a mean with its standard error."""
-    rows: list[pd.DataFrame] = []
-    for of, own in parts_of(result.table("numbers")).items():
-        for name in own if of != "layer" else ():
-            values = own[name].dropna().groupby(level=PLACE)
-            found = {"n": values.count(), "value": values.mean()}
-            if len(found["n"]):
-                wide = own[name].dropna().unstack("sample").loc[found["n"].index]
-                error, _ = mean_error(result.by_group(wide.to_numpy(float).T, wide.columns))
-                found["error"] = pd.Series(error, found["n"].index)
+    numbers: Any = result.table("numbers")
+    parts, rows = parts_of(numbers), []
+    for of in numbers["of"].unique():
+        for name in parts if of != "layer" else ():
+            values = by_sample(parts, of, name)
+            if len(values):
+                error, _ = mean_error(result.by_group(values.to_numpy(float).T, values.columns))
+                found = {"n": values.count(axis=1), "value": values.mean(axis=1), "error": error}
                 rows.append(pd.DataFrame(found).reset_index().assign(of=of, number=name))
     columns = ["of", "number", *PLACE, "n", "value", "error"]
     table: Any = pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=columns)

@@ -247,7 +247,7 @@ def _sparse(
     assert isinstance(lasso, Lasso), lasso  # _no_lasso has checked this
     if count is None:
         return measures.lasso_solution(x, lasso.d, lasso.lambd, tol=3e-4)
-    return replace(lasso, count=count).run(x, lasso.lambd)
+    return replace(lasso, count=count).run(x, lasso.lambd)[0]
 
 
 def _no_u(block: CrateBlock) -> str:

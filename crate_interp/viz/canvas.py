@@ -63,7 +63,8 @@ class NotebookFigure(Figure):
 def fix_layout(figure: Figure) -> None:
     """Lays a figure out once: with an engine, matplotlib does it for each file, and draws twice."""
     if engine := figure.get_layout_engine():
-        engine.execute(figure)
+        with quiet():
+            engine.execute(figure)
         with matplotlib.rc_context(_NO_ENGINE):  # "none" would leave a placeholder: two draws
             figure.set_layout_engine(None)
 

@@ -152,10 +152,12 @@ class AttributionGraph(Result):
     def warnings(self) -> list[str]:
         """Returns what is wrong with a graph that is not faithful, a sentence each."""
         small = max(self.beyond_size) < CLEAR and int(self.of("whole")["nodes"].iloc[0]) > 0
+        untested = not len(self.of("agreement"))
         reasons = {
             "Trust effects, not attributions: on the graph's codes they agree with "
             f"r = {self.slope_agreement:.2f}.": self.slope_agreement < FAITHFUL,
-            "Too few codes are on to test attributions.": np.isnan(self.predicts),
+            "Attributions were not tested on other nodes: leave out tests=False.": untested,
+            "Too few codes are on to test attributions.": np.isnan(self.predicts) and not untested,
             "Do not trust the attributions: they predict ablations with "
             f"r = {self.predicts:.2f}.": self.predicts < FAITHFUL,
             "These codes alone do not give half of the answer.": not self.kept >= FAITHFUL,
@@ -200,13 +202,15 @@ class AttributionGraph(Result):
         return [
             lead,
             *self.warnings(),
-            f"Instead, the largest {codes} at the same tokens {give} {largest:.0%}. "
-            f"Random {codes} there {give} {random:.0%}.",
+            f"Instead, the largest {codes} at the same tokens {give} {largest:.0%}."
+            + f" Random {codes} there {give} {random:.0%}." * bool(keep["draws"]),
             f"{begin} {abs(target['logit']):.2f} {'above' if target['logit'] >= 0 else 'below'} "
             f"{less}. " + f"Attributions choose {better} better than size does. " * bool(better)
             + f"The graph's {codes} alone {give} {keep['logit']:.2f}. The largest codes give "
-            f"{keep['largest']:.2f}, random codes {keep['random_mean']:.2f}. Without the graph's "
-            f"codes {gone['logit']:.2f} is left." + tested * bool(len(known)),
+            f"{keep['largest']:.2f}"
+            + f", random codes {keep['random_mean']:.2f}" * bool(keep["draws"])
+            + f". Without the graph's codes {gone['logit']:.2f} is left."
+            + tested * bool(len(known)),
         ]  # fmt: skip
 
     @property

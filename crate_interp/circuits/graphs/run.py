@@ -48,6 +48,7 @@ def graph(
     most: int = 200,
     seed: int = 0,
     names: AtomNames | None = None,
+    tests: bool = True,
 ) -> AttributionGraph:
     """Returns the attribution graph of one answer: which codes made it, and through which heads.
 
@@ -78,6 +79,9 @@ def graph(
         most: How many codes to look at, an equal number in each layer.
         seed: Draws random nodes and the untrained network.
         names: The result of `ci.circuits.atom_names`, whose names nodes then have.
+        tests: Test the attributions on nodes outside the graph, draw random nodes, and make the
+            graphs of an untrained copy and of the next answer. Without tests a graph has the
+            effects of its nodes, and what they give alone; it takes a seventh of the time.
 
     Returns:
         The graph: its nodes, its edges, and how well it predicts real ablations.
@@ -104,7 +108,7 @@ def graph(
     with torch.no_grad():
         question = questions.ask_answer(model, model(sample), target, position)
     sample = questions.read_part(model, sample, question)
-    found = AttributionGraph(*_measured(model, sample, question, settings, seed, names))
+    found = AttributionGraph(*_measured(model, sample, question, settings, seed, names, tests))
     object.__setattr__(found, "_case", (model, sample))
     return found
 
@@ -116,28 +120,32 @@ def _measured(
     settings: dict[str, Any],
     seed: int,
     names: AtomNames | None,
+    tests: bool,
 ) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
     """Returns the tables and the meta of a graph."""
+    more: dict[str, Any] = {}
     with torch.enable_grad(), tqdm(total=5, desc="graph", delay=_WAIT, leave=False) as bar:
         cut, chosen = _chosen(model, sample, question, settings)
         case, kept = cut.case, chosen.kept
         bar.update()
         tables = graph_tables(cut, chosen, names)
         bar.update()
-        own = _trust(case, chosen, trust.DRAWS, seed)
+        trusted = [_trust(case, chosen, trust.DRAWS if tests else 0, seed, result.MODEL)]
         bar.update()
-        other: Any = twin(model, seed)
-        with torch.no_grad():
-            own_answer = questions.ask_answer(other, other(sample), None, question.position)
-        untrained, drawn = _chosen(other, sample, own_answer, settings)
-        beside = _trust(untrained.case, drawn, trust.DRAWS_UNTRAINED, seed)
-        bar.update()
-        rival, table = _rival(case, settings, seed)
-        bar.update()
-    own = {name: rows.assign(network=result.MODEL) for name, rows in own.items()}
-    beside = {name: rows.assign(network=result.UNTRAINED) for name, rows in beside.items()}
-    tables |= joined({name: [own[name], beside[name]] for name in own})
-    tables["whole"] = pd.concat([tables["whole"], table], ignore_index=True)
+        if tests:
+            other: Any = twin(model, seed)
+            with torch.no_grad():
+                own_answer = questions.ask_answer(other, other(sample), None, question.position)
+            untrained, drawn = _chosen(other, sample, own_answer, settings)
+            beside = _trust(untrained.case, drawn, trust.DRAWS_UNTRAINED, seed, result.UNTRAINED)
+            bar.update()
+            rival, table = _rival(case, settings, seed)
+            more = {"untrained": untrained.case.target} | rival
+            trusted += [beside, {"whole": table}]
+            bar.update()
+    tables |= joined(
+        {name: [some[name] for some in trusted if name in some] for name in trusted[0]}
+    )
     answers = names_of(model)
     target = {
         "answer": question.answer, "versus": question.versus, "position": question.position,
@@ -153,8 +161,7 @@ def _measured(
         "target": target, "sample": questions.sample_digest(sample),
         "scores": {"completeness": kept.completeness, "replacement": kept.replacement},
         "tokens": [visible(str(word)) for word in words], "special": special_tokens(model),
-        "untrained": untrained.case.target,
-    } | rival  # fmt: skip
+    } | more  # fmt: skip
 
 
 def _chosen(
@@ -189,16 +196,19 @@ def _rival(
     return {"rival": found}, pd.concat(tables)
 
 
-def _trust(case: Explained, chosen: Graph, draws: int, seed: int) -> dict[str, pd.DataFrame]:
-    """Returns the tables that say how far a graph may be trusted."""
-    masks = inside(case, chosen)
-    tests = trust.ablations(case, masks, seed)
-    return {
-        "ablations": tests,
-        "agreement": trust.agreement(tests),
-        "sufficiency": trust.sufficiency(case, seed),
+def _trust(
+    case: Explained, chosen: Graph, draws: int, seed: int, network: str
+) -> dict[str, pd.DataFrame]:
+    """Returns the tables that say how far a graph may be trusted; without draws only "whole"."""
+    masks, tested = inside(case, chosen), bool(draws)
+    ablated = trust.ablations(case, masks, seed, trust.ABLATED * tested)
+    tables = {
+        "ablations": ablated,
+        "agreement": trust.agreement(ablated),
+        "sufficiency": trust.sufficiency(case, seed, trust.KEPT * tested),
         "whole": trust.alone_and_gone(case, masks, draws, seed),
     }
+    return {name: rows.assign(network=network) for name, rows in tables.items()}
 
 
 def graph_tables(cut: CutPass, chosen: Graph, names: AtomNames | None) -> dict[str, pd.DataFrame]:

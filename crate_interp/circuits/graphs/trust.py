@@ -17,11 +17,12 @@ from crate_interp.circuits.graphs.derivatives import CODE, Explained, directions
 from crate_interp.questions.edited_runs import may_share
 
 KEPT = (1, 3, 10, 30, 100, 300, 1000)  # nodes of each layer that are kept alone
-DRAWS, DRAWS_UNTRAINED = 100, 10  # of random nodes at each token, beside those of a graph
+DRAWS, DRAWS_UNTRAINED = 40, 10  # of random nodes at each token, beside those of a graph
+ABLATED = 96  # nodes that are ablated, of all layers together, but at least 8 of each
 DRAWS_OF_K = 3  # of k random nodes of a layer
-_TESTED = 96  # nodes that are ablated, of all layers together, but at least 8 of each
 _THRESHOLDS = (("mlp.hook_pre", "mlp.hook_post"), ("mlp.hook_pre_init", "mlp.hook_post_init"))
-_NUMBERS = 2**26  # of the largest activation of a batch of edited copies
+# of the largest activation of a batch of edited copies: larger batches are slower on a processor
+_NUMBERS = 2**23
 
 
 def copies_at_once(case: Explained) -> int:
@@ -147,18 +148,19 @@ def baselines(case: Explained) -> list[float]:
 
 
 def ablations(
-    case: Explained, inside: Sequence[Bool[Tensor, "pos atom"]], seed: int
+    case: Explained, inside: Sequence[Bool[Tensor, "pos atom"]], seed: int, most: int
 ) -> pd.DataFrame:
     """Returns real effects of nodes outside a graph: layer, pos, atom, attribution, effect.
 
     Half of the nodes of a layer are those with the largest attribution, half are random. inside:
-    for each layer, which nodes `[pos, atom]` are in the graph; these are left out. effect: the
-    target with the node less the target without it, which the attribution predicts.
+    for each layer, which nodes `[pos, atom]` are in the graph; these are left out. most: how many
+    of all layers. effect: the target with the node less the target without it, which the
+    attribution predicts.
     """
     rows = []
     generator = torch.Generator().manual_seed(seed)
     count = len(case.codes)
-    each = max(8, _TESTED // count) // 2
+    each = max(8, most // count) // 2 if most else 0
     for layer in range(count):
         attribution = case.attribution(layer).cpu()
         free = (case.codes[layer].cpu() != 0) & ~inside[layer]
@@ -196,7 +198,7 @@ def agreement(tests: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def sufficiency(case: Explained, seed: int) -> pd.DataFrame:
+def sufficiency(case: Explained, seed: int, kept: Sequence[int] = KEPT) -> pd.DataFrame:
     """Returns the target if only k nodes of each layer stay: k, logit, largest, random, rotated.
 
     logit: with the k nodes of each layer whose attribution is largest in size. largest: with the k
@@ -205,12 +207,12 @@ def sufficiency(case: Explained, seed: int) -> pd.DataFrame:
     in these axes.
     """
     codes = [code.cpu() for code in case.codes]
-    axes = [rotation(code.shape[1], seed).to(code) for code in case.codes]
-    both = zip(case.codes, case.slopes, axes, strict=True)
+    axes = [rotation(code.shape[1], seed).to(code) for code in case.codes if kept]
+    both = zip(case.codes, case.slopes, axes, strict=bool(kept))
     turned = [(code @ axis) * (slope @ axis) for code, slope, axis in both]
     generator = torch.Generator().manual_seed(seed)
     rows = []
-    for k in [k for k in KEPT if k < max(int((code != 0).sum()) for code in codes)]:
+    for k in [k for k in kept if k < max(int((code != 0).sum()) for code in codes)]:
         count = torch.tensor([k])
         nodes, coordinates = [], []
         for layer, code in enumerate(codes):

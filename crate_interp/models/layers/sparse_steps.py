@@ -34,15 +34,20 @@ class Lasso:
         return torch.relu(y) if self.warm else y.new_zeros(*y.shape[:-1], self.d.shape[1])
 
     def run(
-        self, y: Float[Tensor, "*batch pos d_model"], lambd: Float[Tensor, "*atoms"]
-    ) -> Float[Tensor, "*batch pos d_mlp"]:
-        """Returns the code after the steps, with penalty `lambd` instead of self.lambd."""
-        code = y if self.warm else self.start(y)
-        for _ in range(self.count):
-            code = torch.relu(
-                code - self.eta * ((code @ self.d.mT - y) @ self.d) - self.eta * lambd
-            )
-        return code
+        self, y: Float[Tensor, "*batch pos d_model"], *penalties: Float[Tensor, "*atoms"]
+    ) -> list[Float[Tensor, "*batch pos d_mlp"]]:
+        """Returns the codes after the steps, one for each penalty in place of `lambd`."""
+        start = y if self.warm else self.start(y)
+        moved = start - self.eta * ((start @ self.d.mT - y) @ self.d)
+        codes = []
+        for lambd in penalties:
+            code = torch.relu(moved - self.eta * lambd)
+            for _ in range(self.count - 1):
+                code = torch.relu(
+                    code - self.eta * ((code @ self.d.mT - y) @ self.d) - self.eta * lambd
+                )
+            codes.append(code)
+        return codes
 
 
 class SparseStep(HookedPart):
