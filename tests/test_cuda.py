@@ -108,8 +108,8 @@ VERBS = {
     "atoms": (lambda model, data: ci.atoms(model, data, **SIZED), 2),
     "audit": (
         lambda model, data: ci.audit(model, data, untrained=0, grid=False, **SIZED),
-        # rates as above, and the lasso's solver asks which tokens are solved
-        50,
+        # once for rates and finite numbers, and the lasso's solver every ten steps
+        10,
     ),
 }
 SIZED = {"progress": False, "batch_size": SIZE}

@@ -11,6 +11,7 @@ from torch import Tensor
 from crate_interp.audits import frames
 from crate_interp.audits.frames import Rows, Side, Subspaces, Update
 from crate_interp.audits.objectives import TRUSTED, Codes, Objective, PerSample, Stream
+from crate_interp.core.device_waits import holds_somewhere
 
 PerEps = dict[str, Tensor]  # frame -> [batch, eps]
 PerWay = Float[Tensor, "batch way"]
@@ -280,7 +281,7 @@ def _steep(
     if dtype == torch.float32:
         cancels = along < _CANCELS * whole
         rows = cancels.any(dim=1)
-        if bool(rows.any()):
+        if holds_somewhere(rows):
             few = Spectrum(spectrum.values[rows], spectrum.vectors[rows], spectrum.codes[rows])
             exact = _quadratic(ways[rows], _products(few, kernel)) - less[rows]
             along[rows] = torch.where(cancels[rows], exact, along[rows])

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from crate_interp.core.device_waits import holds_somewhere
 from crate_interp.models.layers.attention import Attention
 from crate_interp.models.layers.patternless import CBSA, TSSA
 
@@ -193,7 +194,7 @@ def rates_of_grams(
     by = _by_eigenvalues if alpha.shape[1] >= _MANY else _by_cholesky
     rate, ratio = by(gram.double(), alpha)
     doubtful = ~(ratio < trusted)
-    if bool(doubtful.any()):
+    if holds_somewhere(doubtful):
         codes = again(doubtful)
         if codes.dtype == torch.float32:
             rate[doubtful] = rates_of_codes(codes.double(), alpha[doubtful])

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from crate_interp.core.device_waits import waits
 from crate_interp.measures.checks import Code, Tokens, in_full_precision, require_floats
 
 __all__ = ["lasso_kkt_residual", "lasso_objective", "lasso_solution"]
@@ -104,9 +105,11 @@ def lasso_solution(
     """
     require_floats(d, "d_model d_mlp")
     require_floats(y, "pos d_model")
-    if not bool(torch.as_tensor(lambd >= 0).all()):
+    penalty = torch.as_tensor(lambd).to(d.device)
+    good = torch.stack([(penalty >= 0).all(), y.isfinite().all() & d.isfinite().all()]).tolist()
+    if not good[0]:
         raise ValueError(f"lambd={lambd}: give penalties of at least 0.")
-    if not (bool(y.isfinite().all()) and bool(d.isfinite().all())):
+    if not good[1]:
         raise ValueError("y or d holds NaN or Inf: give finite targets and a finite dictionary.")
     return lasso_solutions_at(y, d, lambd, (1.0,), tol, max_steps)[0]
 
@@ -151,6 +154,7 @@ def _fista(
     gram = d.mT @ d if d.shape[1] <= 2 * d.shape[0] else None
     solved = corr.new_zeros(corr.shape)
     open_ = torch.arange(len(corr), device=corr.device)  # indices of tokens that are not solved yet
+    closed = torch.zeros_like(open_, dtype=torch.bool)
     code = ahead = solved
     momentum, shift = corr.new_ones(len(corr), 1), eta * (corr - lambd)
     enough = eta * tol * torch.linalg.vector_norm(corr, dim=-1)
@@ -160,10 +164,15 @@ def _fista(
         step = new - code
         if turn % _LOOK == 0 or turn == max_steps:
             left = torch.linalg.vector_norm(new - ahead, dim=-1) > enough
-            solved[open_] = new
+            if waits(left):  # an accelerator goes on with tokens that are solved, and drops that
+                solved = torch.where(closed[:, None], solved, new)
+                closed = closed | ~left
+                left = ~closed
+            else:
+                solved[open_] = new
             if not bool(left.any()):
                 break
-            if not bool(left.all()):
+            if not waits(left) and not bool(left.all()):
                 open_, momentum = open_[left], momentum[left]
                 shift, enough = shift[left], enough[left]
                 new, ahead, step = new[left], ahead[left], step[left]
