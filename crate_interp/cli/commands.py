@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from shutil import get_terminal_size
 from textwrap import fill
 from typing import Annotated, Any
@@ -72,9 +73,14 @@ def sweep(request: Request) -> None:
     """
     result = request.measured(ci.sweep)
     from crate_interp.results.result import as_text
-    from crate_interp.sweeps.layer_curves import summary
+    from crate_interp.sweeps.findings import OFFICIAL
+    from crate_interp.sweeps.layer_curves import columns, summary
 
-    table, more = as_text(*summary(result, [])), f"{result.sharpest()}\n{result.controls_text()}"
+    name = max(dict(columns(result)), key=lambda name: name == OFFICIAL)  # the first without it
+    drawn = f'ci.viz.layers(ci.SweepResult.load({json_text.dumps(str(request.out))}), "{name}")'
+    code = quote(f'import crate_interp as ci; {drawn}.savefig("layers.png")')
+    table = f"{as_text(*summary(result, []))}\nA chart by layer:  python -c {code}"
+    more = f"{result.sharpest()}\n{result.controls_text()}"
     request.print(result, f"The tables: {request.out}", table, more)
 
 
