@@ -341,7 +341,7 @@ class AuditResult(Result):
             return [f"No claim {which} applies to {where}."]
         facts: Any = FAMILIES.get(self.meta["config"]["family"], {})
         goal = KINDS.get(facts.get("attention"), KINDS["mssa"]).objective
-        yes = "Yes" if counts.get(verdicts.KEPT, 0) == layers else "It depends on the layer"
+        yes = "Yes" if counts.get(verdicts.KEPT) == layers else "It depends on the layer"
         answers = {
             verdicts.KEPT: f"{yes}: attention lowers {goal} under every scaling",
             verdicts.DEPENDS: f"It depends: attention lowers {goal} under some scalings",

@@ -3,7 +3,8 @@
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from crate_interp.config.families import FAMILIES, STEPS_WITH_ETA
 from crate_interp.core import checks
-from crate_interp.core.errors import CheckpointError
+from crate_interp.core.errors import CheckpointError, MissingSettingError
 
 Fields = dict[str, Any]
 View = tuple[tuple[int, ...], Callable[[Tensor], Tensor]]
@@ -185,22 +186,25 @@ class Layout:
     def infer_config(self, shapes: Shapes, fields: Fields, where: str) -> Fields:
         """Returns the fields that follow from the shapes of the tensors and the fields given.
 
-        Raises CheckpointError if a given field contradicts the shapes, or if a needed field is not
-        given.
+        Raises one CheckpointError for all settings that shapes cannot reveal and that were not
+        given; CheckpointError, too, if a given field contradicts the shapes.
         """
         found: Fields = {stack.count: stack.depth(shapes) for stack in self.stacks}
         for key in (self.source_of(name, 0) for name in PER_HEAD):
             if key in shapes:
                 found["n_heads"] = shapes.of(key, 2, 3)[0]
-        codes, lacking = self.source_of("attn.u_proj.weight", 0), []
+        codes, lacking = self.source_of("attn.u_proj.weight", 0), list[MissingSettingError]()
         for name in self.needed:
             # codes with three axes have one for the heads
             told = name == "n_heads" and len(shapes.get(codes, ())) == 3
             if not told and (fields | found).get(name) is None:
-                lacking.append(name)
+                why = _fitting(*shapes.get(codes, ())[:1]) if name == "n_heads" else ""
+                lacking.append(MissingSettingError(name, f"{name}=N", why))
+        found |= self._sizes(shapes, fields | found, lacking)
+        with gathered(lacking):
+            self._check_variant(shapes, fields | found)
         if lacking:
-            raise CheckpointError(self._lacking(lacking, shapes.get(codes, ()), where))
-        found |= self._sizes(shapes, fields | found)
+            raise CheckpointError(self._refusal(lacking, where))
         inner, n_heads = found.pop("inner"), found.get("n_heads", fields.get("n_heads"))
         if inner % n_heads:
             where = codes or "the projections"
@@ -212,8 +216,11 @@ class Layout:
                 raise CheckpointError(f"{said}, which make it {value!r}.")
         return found
 
-    def _sizes(self, shapes: Shapes, fields: Fields) -> Fields:
-        """Returns the fields that the axes of tensors tell, `inner` among them."""
+    def _sizes(self, shapes: Shapes, fields: Fields, lacking: list[MissingSettingError]) -> Fields:
+        """Returns the fields that the axes of tensors tell, `inner` among them.
+
+        Adds settings that they should tell, and do not, to `lacking`.
+        """
         found: Fields = {}
         for key, axes in self.sizes.items():
             if {"n_classes", "d_features"} & set(axes):
@@ -231,42 +238,69 @@ class Layout:
                     found[name] = size // int(times or 1)
         if "height" in found:
             found["patch_size"] = (found.pop("height"), found.pop("width"))
-        if self.infer is not None:
-            found |= self.infer(shapes, fields)
-        if self.positions is not None:
-            found |= _image_size(shapes, found["patch_size"], fields, *self.positions)
+        with gathered(lacking):
+            found |= self.infer(shapes, fields) if self.infer else {}
+        with gathered(lacking):
+            if self.positions is not None:
+                found |= _image_size(shapes, found.get("patch_size"), fields, *self.positions)
         return found
 
-    def _lacking(self, names: list[str], codes: tuple[int, ...], where: str) -> str:
-        """Returns the text of an error about fields that shapes cannot reveal, and what to type.
+    def _check_variant(self, shapes: Shapes, fields: Fields) -> None:
+        """Raises MissingSettingError if the file has no output matrix, so not the usual variant."""
+        if self.family not in ("crate", "crate-alpha") or "variant" in fields:
+            return
+        outputs = [self.source_of("attn.out_proj.weight", n) for n in range(fields["n_layers"])]
+        n_heads, whole = fields.get("n_heads"), fields["inner"] == fields["d_model"]
+        if not shapes.keys() & {*outputs} and not (n_heads == 1 and whole):
+            why = f"without an output matrix ({outputs[0]}) variant is one of c, n, t, identity"
+            why += " (with n_heads=1 leave it out)" if whole and n_heads is None else ""
+            raise MissingSettingError("variant", "variant='c'", why)
 
-        codes: the shape of the first layer's projection, which has d_head rows for each head.
-        """
-        advice = [f"Give ci.load(..., {'=N, '.join(names)}=N)."]
-        if "n_heads" in names and codes:
-            fitting = [count for count in range(1, codes[0] + 1) if codes[0] % count == 0]
-            shown = ", ".join(map(str, fitting[:16])) + (", ..." if fitting[16:] else "")
-            advice.append(f"n_heads divides {codes[0]}, so it is one of {shown}.")
-        if FAMILIES[self.family]["sparse_step"] in STEPS_WITH_ETA:
-            advice.append("Give eta= and lambd=, too, if they are not the published ones.")
+    def _refusal(self, lacking: list[MissingSettingError], where: str) -> str:
+        """Returns the text of an error about all settings that shapes cannot reveal."""
+        names = ", ".join(one.name for one in lacking)
+        advice = f"Give ci.load(..., {', '.join(one.example for one in lacking)})"
+        why = "; ".join(one.why for one in lacking if one.why)
         return (
-            f"{where} looks like family {self.family!r}, but {' and '.join(names)} cannot be "
-            f"inferred: no tensor's shape reveals it. {' '.join(advice)}"
+            f"{where} looks like family {self.family!r}, but {names} cannot be inferred: no "
+            f"tensor's shape tells. {advice}{why and f': {why}'}."
+            + " Add ci.load(..., eta=N, lambd=N) if they are not the published ones."
+            * (FAMILIES[self.family]["sparse_step"] in STEPS_WITH_ETA)
         )
 
 
+@contextmanager
+def gathered(lacking: list[MissingSettingError]) -> Iterator[None]:
+    """Adds a MissingSettingError that is raised inside to `lacking`."""
+    try:
+        yield
+    except MissingSettingError as error:
+        lacking.append(error)
+
+
+def _fitting(rows: int = 0) -> str:
+    """Returns which numbers of heads divide the rows of a projection."""
+    counts = [count for count in range(1, rows + 1) if rows % count == 0]
+    shown = ", ".join(map(str, counts[:16])) + (", ..." if counts[16:] else "")
+    return f"n_heads divides {rows}, so it is one of {shown}" if rows else ""
+
+
 def _image_size(
-    shapes: Shapes, patch: tuple[int, int], fields: Fields, table: str, axes: int
+    shapes: Shapes, patch: tuple[int, int] | None, fields: Fields, table: str, axes: int
 ) -> Fields:
     """Returns the image size of the fields, or infers a square image from the number of positions.
 
     A given crop with the right number of patches is the image size, too. Otherwise a square is a
-    guess, and `grid_guessed` is True unless there is only one patch. Raises CheckpointError if the
-    patches make no square, or if a given size has another number of patches.
+    guess, and `grid_guessed` is True unless there is only one patch. patch: its size; None while
+    that is missing. Raises MissingSettingError if the patches make no square, CheckpointError if a
+    given size has another number of patches.
     """
     patches = shapes.of(table, axes)[-2] - 1
     told = fields.get("image_size") or fields.get("crop")
-    if told:
+    side = math.isqrt(patches)
+    if patch is None and (told or side * side == patches):
+        return {}
+    if told and patch:
         height, width = checks.size("image_size", told)
         whole = not (height % patch[0] or width % patch[1])
         if whole and (height // patch[0]) * (width // patch[1]) == patches:
@@ -276,12 +310,11 @@ def _image_size(
             f"image_size={fields['image_size']!r} with patches of {patch} "
             f"contradicts {table}, which has {patches} patches."
         )
-    side = math.isqrt(patches)
     if side * side != patches or not patches:
         rows = next((n for n in range(side, 0, -1) if patches % n == 0), 1)
         columns = patches // rows
-        raise CheckpointError(
-            f"image_size cannot be inferred: {patches} patches make no square grid. Give height "
-            f"and width, such as image_size=({patch[0] * rows}, {patch[1] * columns})."
-        )
+        size = f"({patch[0] * rows}, {patch[1] * columns})" if patch else "(h, w)"
+        why = f"{patches} patches make no square grid"
+        raise MissingSettingError("image_size", f"image_size={size}", why)
+    assert patch is not None
     return {"image_size": (side * patch[0], side * patch[1]), "grid_guessed": side > 1}
