@@ -335,10 +335,8 @@ class AuditResult(Result):
         counts = claims[claims["claim"] == "compresses"]["verdict"].value_counts()
         layers, model = self.meta["n_layers"], self.meta["model"] or "this model"
         if counts.get(verdicts.NOT_APPLICABLE, 0) == layers:
-            none = set(claims["verdict"]) == {verdicts.NOT_APPLICABLE}
-            which = "of the papers" if none else "about attention"
-            where = f"the layers of {model} on {self.counted_samples()}"
-            return [f"No claim {which} applies to {where}."]
+            which = "about attention" if claims["verdict"].nunique() > 1 else "of the papers"
+            return [f"No claim {which} applies to the layers of {model}."]
         facts: Any = FAMILIES.get(self.meta["config"]["family"], {})
         goal = KINDS.get(facts.get("attention"), KINDS["mssa"]).objective
         yes = "Yes" if counts.get(verdicts.KEPT) == layers else "It depends on the layer"

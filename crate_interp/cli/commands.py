@@ -310,16 +310,9 @@ def models(request: Request, json: Annotated[bool, "Print JSON."] = False) -> No
             where = f"embedded, revisions {steps}" if steps else "embedded"
         size = f"{row['params']:,}" if row["params"] else "unknown"
         say(f"{row['name']:<24} {row['family'] or '?':<13} {size:>11}  {row['status']}")
-        indent = " " * 4
-        say(
-            fill(
-                f"{where}; {row['licence']}",
-                initial_indent=indent,
-                subsequent_indent=indent,
-                width=get_terminal_size().columns,
-                break_long_words=False,
-            )
-        )
+        text, ends = f"{where}; {row['licence']}", ("initial_indent", "subsequent_indent")
+        indents: Any = dict.fromkeys(ends, " " * 4)
+        say(fill(text, get_terminal_size().columns, break_long_words=False, **indents))
 
 
 def _in_text(table: Any) -> str:

@@ -246,8 +246,8 @@ class CrateCache(ActivationCache):
         try:
             return super().__getitem__(key)
         except TypeError:  # from what makes a name of the key
-            ways = 'give a point and a layer, cache["pattern", 0], or a full name'
-            raise KeyError(f"{checks.quote(key)} names no point: {ways}.") from None
+            words = 'names no point: give cache["pattern", 0], or a full name.'
+            raise KeyError(f"{checks.quote(key)} {words}") from None
         except KeyError as error:
             meant = resolve(error.args[0], self.cache_dict)
             if meant in self.cache_dict:

@@ -3,8 +3,7 @@
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -194,15 +193,21 @@ class Layout:
             if key in shapes:
                 found["n_heads"] = shapes.of(key, 2, 3)[0]
         codes, lacking = self.source_of("attn.u_proj.weight", 0), list[MissingSettingError]()
+        rows = (*shapes.get(codes, ()), 0)[0]  # d_head for each head
+        counts = [str(count) for count in range(1, rows + 1) if rows % count == 0]
+        fitting = f"n_heads divides {rows}, so it is one of {', '.join(counts[:16])}"
         for name in self.needed:
             # codes with three axes have one for the heads
             told = name == "n_heads" and len(shapes.get(codes, ())) == 3
             if not told and (fields | found).get(name) is None:
-                why = _fitting(*shapes.get(codes, ())[:1]) if name == "n_heads" else ""
+                why = fitting if rows and name == "n_heads" else ""
                 lacking.append(MissingSettingError(name, f"{name}=N", why))
-        found |= self._sizes(shapes, fields | found, lacking)
-        with gathered(lacking):
-            self._check_variant(shapes, fields | found)
+        found |= self._sizes(shapes, fields | found)
+        for tell in (self.infer, self._grid, self._check_variant):
+            try:
+                found |= tell(shapes, fields | found) if tell else {}
+            except MissingSettingError as error:
+                lacking.append(error)
         if lacking:
             raise CheckpointError(self._refusal(lacking, where))
         inner, n_heads = found.pop("inner"), found.get("n_heads", fields.get("n_heads"))
@@ -216,11 +221,8 @@ class Layout:
                 raise CheckpointError(f"{said}, which make it {value!r}.")
         return found
 
-    def _sizes(self, shapes: Shapes, fields: Fields, lacking: list[MissingSettingError]) -> Fields:
-        """Returns the fields that the axes of tensors tell, `inner` among them.
-
-        Adds settings that they should tell, and do not, to `lacking`.
-        """
+    def _sizes(self, shapes: Shapes, fields: Fields) -> Fields:
+        """Returns the fields that the axes of tensors tell, `inner` among them."""
         found: Fields = {}
         for key, axes in self.sizes.items():
             if {"n_classes", "d_features"} & set(axes):
@@ -238,23 +240,51 @@ class Layout:
                     found[name] = size // int(times or 1)
         if "height" in found:
             found["patch_size"] = (found.pop("height"), found.pop("width"))
-        with gathered(lacking):
-            found |= self.infer(shapes, fields) if self.infer else {}
-        with gathered(lacking):
-            if self.positions is not None:
-                found |= _image_size(shapes, found.get("patch_size"), fields, *self.positions)
         return found
 
-    def _check_variant(self, shapes: Shapes, fields: Fields) -> None:
+    def _grid(self, shapes: Shapes, fields: Fields) -> Fields:
+        """Returns the image size of the fields, or a square one from the number of positions.
+
+        A given crop with the right number of patches is the image size, too. Otherwise a square is
+        a guess, and `grid_guessed` is True unless there is only one patch. Raises
+        MissingSettingError if the patches make no square, CheckpointError if a given size has
+        another number of patches. Returns {} for a layout without positions, and while the size of
+        patches is missing.
+        """
+        if self.positions is None:
+            return {}
+        patches, patch = shapes.of(*self.positions)[-2] - 1, fields.get("patch_size")
+        told, side = fields.get("image_size") or fields.get("crop"), math.isqrt(patches)
+        if not patch and (told or side * side == patches):
+            return {}
+        if told:
+            height, width = checks.size("image_size", told)
+            whole = not (height % patch[0] or width % patch[1])
+            if whole and (height // patch[0]) * (width // patch[1]) == patches:
+                return {"image_size": (height, width)}
+        if "image_size" in fields:
+            raise CheckpointError(
+                f"image_size={fields['image_size']!r} with patches of {patch} "
+                f"contradicts {self.positions[0]}, which has {patches} patches."
+            )
+        if side * side != patches or not patches:
+            rows = next((n for n in range(side, 0, -1) if patches % n == 0), 1)
+            size = f"({patch[0] * rows}, {patch[1] * (patches // rows)})" if patch else "(h, w)"
+            why = f"{patches} patches make no square grid"
+            raise MissingSettingError("image_size", f"image_size={size}", why)
+        return {"image_size": (side * patch[0], side * patch[1]), "grid_guessed": side > 1}
+
+    def _check_variant(self, shapes: Shapes, fields: Fields) -> Fields:
         """Raises MissingSettingError if the file has no output matrix, so not the usual variant."""
         if self.family not in ("crate", "crate-alpha") or "variant" in fields:
-            return
+            return {}
         outputs = [self.source_of("attn.out_proj.weight", n) for n in range(fields["n_layers"])]
         n_heads, whole = fields.get("n_heads"), fields["inner"] == fields["d_model"]
         if not shapes.keys() & {*outputs} and not (n_heads == 1 and whole):
             why = f"without an output matrix ({outputs[0]}) variant is one of c, n, t, identity"
             why += " (with n_heads=1 leave it out)" if whole and n_heads is None else ""
             raise MissingSettingError("variant", "variant='c'", why)
+        return {}
 
     def _refusal(self, lacking: list[MissingSettingError], where: str) -> str:
         """Returns the text of an error about all settings that shapes cannot reveal."""
@@ -267,54 +297,3 @@ class Layout:
             + " Add ci.load(..., eta=N, lambd=N) if they are not the published ones."
             * (FAMILIES[self.family]["sparse_step"] in STEPS_WITH_ETA)
         )
-
-
-@contextmanager
-def gathered(lacking: list[MissingSettingError]) -> Iterator[None]:
-    """Adds a MissingSettingError that is raised inside to `lacking`."""
-    try:
-        yield
-    except MissingSettingError as error:
-        lacking.append(error)
-
-
-def _fitting(rows: int = 0) -> str:
-    """Returns which numbers of heads divide the rows of a projection."""
-    counts = [count for count in range(1, rows + 1) if rows % count == 0]
-    shown = ", ".join(map(str, counts[:16])) + (", ..." if counts[16:] else "")
-    return f"n_heads divides {rows}, so it is one of {shown}" if rows else ""
-
-
-def _image_size(
-    shapes: Shapes, patch: tuple[int, int] | None, fields: Fields, table: str, axes: int
-) -> Fields:
-    """Returns the image size of the fields, or infers a square image from the number of positions.
-
-    A given crop with the right number of patches is the image size, too. Otherwise a square is a
-    guess, and `grid_guessed` is True unless there is only one patch. patch: its size; None while
-    that is missing. Raises MissingSettingError if the patches make no square, CheckpointError if a
-    given size has another number of patches.
-    """
-    patches = shapes.of(table, axes)[-2] - 1
-    told = fields.get("image_size") or fields.get("crop")
-    side = math.isqrt(patches)
-    if patch is None and (told or side * side == patches):
-        return {}
-    if told and patch:
-        height, width = checks.size("image_size", told)
-        whole = not (height % patch[0] or width % patch[1])
-        if whole and (height // patch[0]) * (width // patch[1]) == patches:
-            return {"image_size": (height, width)}
-    if "image_size" in fields:
-        raise CheckpointError(
-            f"image_size={fields['image_size']!r} with patches of {patch} "
-            f"contradicts {table}, which has {patches} patches."
-        )
-    if side * side != patches or not patches:
-        rows = next((n for n in range(side, 0, -1) if patches % n == 0), 1)
-        columns = patches // rows
-        size = f"({patch[0] * rows}, {patch[1] * columns})" if patch else "(h, w)"
-        why = f"{patches} patches make no square grid"
-        raise MissingSettingError("image_size", f"image_size={size}", why)
-    assert patch is not None
-    return {"image_size": (side * patch[0], side * patch[1]), "grid_guessed": side > 1}
