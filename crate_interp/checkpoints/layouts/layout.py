@@ -242,7 +242,7 @@ class Layout:
             found["patch_size"] = (found.pop("height"), found.pop("width"))
         return found
 
-    def _grid(self, shapes: Shapes, fields: Fields) -> Fields:
+    def _grid(self, shapes: Shapes, fields: Any) -> Fields:
         """Returns the image size of the fields, or a square one from the number of positions.
 
         A given crop with the right number of patches is the image size, too. Otherwise a square is
