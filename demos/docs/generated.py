@@ -327,7 +327,13 @@ def api_page(name: str) -> str:
     ]
     if not name:  # what users call most is of no class of its own
         blocks.append("::: crate_interp.models.hooked.HookedModel")
-    return "\n\n".join([f"# {shown}", (words or "").strip(), before, *blocks])
+    rows = []
+    for own, value in public(name).items():
+        said = (inspect.getdoc(value) or "").split("\n\n")[0]
+        if block(own, value).startswith(":::"):
+            rows.append((f"[`{own}`][{value.__module__}.{value.__qualname__}]", said))
+    listed = in_markdown(("name", "what it does"), rows)
+    return "\n\n".join([f"# {shown}", (words or "").strip(), listed, before, *blocks])
 
 
 def block(shown: str, value: Any) -> str:

@@ -209,7 +209,15 @@ class Layout:
             except MissingSettingError as error:
                 lacking.append(error)
         if lacking:
-            raise CheckpointError(self._refusal(lacking, where))
+            names = ", ".join(one.name for one in lacking)
+            advice = f"Give ci.load(..., {', '.join(one.example for one in lacking)})"
+            why = "; ".join(one.why for one in lacking if one.why)
+            raise CheckpointError(
+                f"{where} looks like family {self.family!r}, but {names} cannot be inferred: no "
+                f"tensor's shape tells. {advice}{why and f': {why}'}."
+                + " Add ci.load(..., eta=N, lambd=N) if they are not the published ones."
+                * (FAMILIES[self.family]["sparse_step"] in STEPS_WITH_ETA)
+            )
         inner, n_heads = found.pop("inner"), found.get("n_heads", fields.get("n_heads"))
         if inner % n_heads:
             where = codes or "the projections"
@@ -285,15 +293,3 @@ class Layout:
             why += " (with n_heads=1 leave it out)" if whole and n_heads is None else ""
             raise MissingSettingError("variant", "variant='c'", why)
         return {}
-
-    def _refusal(self, lacking: list[MissingSettingError], where: str) -> str:
-        """Returns the text of an error about all settings that shapes cannot reveal."""
-        names = ", ".join(one.name for one in lacking)
-        advice = f"Give ci.load(..., {', '.join(one.example for one in lacking)})"
-        why = "; ".join(one.why for one in lacking if one.why)
-        return (
-            f"{where} looks like family {self.family!r}, but {names} cannot be inferred: no "
-            f"tensor's shape tells. {advice}{why and f': {why}'}."
-            + " Add ci.load(..., eta=N, lambd=N) if they are not the published ones."
-            * (FAMILIES[self.family]["sparse_step"] in STEPS_WITH_ETA)
-        )
