@@ -327,13 +327,10 @@ def api_page(name: str) -> str:
     ]
     if not name:  # what users call most is of no class of its own
         blocks.append("::: crate_interp.models.hooked.HookedModel")
-    rows = []
-    for own, value in public(name).items():
-        said = (inspect.getdoc(value) or "").split("\n\n")[0]
-        if block(own, value).startswith(":::"):
-            rows.append((f"[`{own}`][{value.__module__}.{value.__qualname__}]", said))
-    listed = in_markdown(("name", "what it does"), rows)
-    return "\n\n".join([f"# {shown}", (words or "").strip(), listed, before, *blocks])
+    rows = [(f"[`{own}`][{one.__module__}.{one.__qualname__}]", f"{one.__doc__}".split("\n\n")[0])
+            for own, one in public(name).items() if block(own, one)[0] == ":"]  # fmt: skip
+    start = [f"# {shown}", (words or "").strip(), in_markdown(("name", "what it does"), rows)]
+    return "\n\n".join([*start, before, *blocks])
 
 
 def block(shown: str, value: Any) -> str:
