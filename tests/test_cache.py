@@ -176,8 +176,10 @@ def test_misspelt_points_get_a_hint(model, images):
         refuses("Did you mean blocks.1.attn.hook_pattern", call, KeyError)
     refuses("Did you mean ln_final.hook_scale", lambda: cache.at("ln_final.hook_scales"), KeyError)
     for key in (("pattern", -9), ("pattern", 9), "blocks.3.attn.hook_pattern"):  # no such layer
-        with pytest.raises(KeyError, match="Did you mean blocks.2.attn.hook_pattern"):
-            cache[key]
+        refuses("The model has layers 0 to 2", lambda key=key: cache[key], KeyError)
+    refuses("A layer has .*attn.z", lambda: cache["code", 1], KeyError)
+    refuses("names no point: give", lambda: cache["pattern", "1"], KeyError)
+    assert cache["u", 1] is cache["blocks.1.attn.hook_u"]
     cache.model = None  # as TransformerLens advises, to free its memory
     refuses("the cache lacks", lambda: cache["hook_embeds"], KeyError)
 

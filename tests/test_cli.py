@@ -61,7 +61,7 @@ WRONG = {
     "report": "missing: SOURCE, --data. Example: crate-interp report crate-tiny",
     "convert --quiet --out x": "missing: SOURCE. Example: crate-interp convert",
     f"convert w.pth --out swept {SIZED}": "exists already: give a new folder",
-    "convert w.pth --out other": "n_heads cannot be inferred",
+    "convert w.pth --out other": "n_heads, image_size cannot be inferred",
     f"inspect odd.pth {SIZED}": "keys not used (1): transformer.odd",
     "explore {m} --text hello --out other": "crate-tiny-fashion reads images: --image",
     "graph {m} --out other": "give --text TEXT, --image FILE, or --data with --sample NUMBER.",

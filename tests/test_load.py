@@ -115,10 +115,10 @@ def test_what_is_no_model_is_refused(match):
 
 def test_what_tensors_cannot_tell_and_bad_weights(model):
     weights = published_layout(model)
-    fails("n_heads cannot .* one of 1, 5, 7, 35", weights)
+    fails("n_heads.* cannot .* one of 1, 5, 7, 35", weights)
     fails("12 patches make no square grid", weights, n_heads=HEADS, patch_size=(2, 5))
     if model.cfg.family == "crate":
-        fails("patch_size cannot be inferred: patches have 30 values", weights, n_heads=HEADS)
+        fails("patch_size.* cannot be inferred.* have 30 values", weights, n_heads=HEADS)
     other = {"crate": "crate-alpha", "crate-alpha": "crate"}[model.cfg.family]
     fails("the key .* is missing", weights, family=other, **given(model))
     broken = weights["mlp_head.1.bias"].clone()

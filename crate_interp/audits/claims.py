@@ -74,7 +74,10 @@ class Claim:
 
 @dataclass(frozen=True)
 class Null:
-    """A replacement for a layer's update or weights; words: its name in a reason."""
+    """What replaces a layer's update or weights in a random baseline.
+
+    says: what it is, for a page. words: how the reason of a verdict names it.
+    """
 
     says: str
     words: str = ""

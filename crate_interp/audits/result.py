@@ -333,26 +333,32 @@ class AuditResult(Result):
         """Returns the answer, in how many layers attention lowers its objective, and one doubt."""
         claims: Any = self.table("claims")
         counts = claims[claims["claim"] == "compresses"]["verdict"].value_counts()
-        layers = self.meta["n_layers"]
-        where = f"{self.meta['model'] or 'this model'} on {self.counted_samples()}"
+        layers, model = self.meta["n_layers"], self.meta["model"] or "this model"
         if counts.get(verdicts.NOT_APPLICABLE, 0) == layers:
-            none = set(claims["verdict"]) == {verdicts.NOT_APPLICABLE}
-            which = "of the papers" if none else "about attention"
-            return [f"No claim {which} applies to the layers of {where}."]
-        kept = counts.get(verdicts.KEPT, 0)
+            which = "about attention" if claims["verdict"].nunique() > 1 else "of the papers"
+            return [f"No claim {which} applies to the layers of {model}."]
         facts: Any = FAMILIES.get(self.meta["config"]["family"], {})
         goal = KINDS.get(facts.get("attention"), KINDS["mssa"]).objective
-        whose = f"Attention in {kept} of {layers} layers" if kept else "No layer's attention"
-        answer = f"{whose} lowers {goal} under every scaling, in {where}."
+        yes = "Yes" if counts.get(verdicts.KEPT) == layers else "It depends on the layer"
+        answers = {
+            verdicts.KEPT: f"{yes}: attention lowers {goal} under every scaling",
+            verdicts.DEPENDS: f"It depends: attention lowers {goal} under some scalings",
+            verdicts.BROKEN: f"No: attention does not lower {goal}",
+            verdicts.UNDECIDED: f"Can't tell: {goal} is shown neither to fall nor to stay",
+        }
+        word = next((word for word in answers if word in counts), verdicts.UNDECIDED)
+        count = counts.get(word) or layers - counts.get(verdicts.NOT_APPLICABLE, 0)
+        answer = f"{answers[word]} in {count} of {layers} layers of {model}."
         rows = main_rows(self, "cells")
         rows = rows[(rows["number"] == "compresses") & (rows["frame"] == "read")]
         falls, beyond = (rows["high"] < 0).sum(), (rows["verdict"] == verdicts.KEPT).sum()
         doubt = (
-            f"On the tokens as layers read them, {goal} falls in {falls} layers, and in {beyond} "
-            "by more than with shuffled updates and random output maps."
+            f"On the tokens as layers read them, {goal} falls in {falls} layers "
+            f"({self.counted_samples()}), and in {beyond} by more than with shuffled updates and "
+            "random output maps."
         )
         if not rows["gain"].notna().any():
-            doubt = "No random weights were measured here, so we can compare no layer with them."
+            doubt = "No random output maps were measured here, so no layer is compared with them."
         return [answer, doubt]
 
     def _repr_html_(self) -> str:

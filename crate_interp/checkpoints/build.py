@@ -180,7 +180,12 @@ def _config(
     if row or inferred.get("image_size") == _PUBLISHED:
         inferred.pop("grid_guessed", None)
     values = {**layout.defaults, **inferred, **known}
-    inferred |= _output_matrix(layout, shapes, values, where)
+    # with one head that spans the stream, the torch code has no output matrix, the JAX code has one
+    outputs = {layout.source_of("attn.out_proj.weight", n) for n in range(values["n_layers"])}
+    whole_stream = values["n_heads"] == 1 and values["d_head"] == values["d_model"]
+    usual = values.get("variant", "crate") in ("crate", "fix")
+    if whole_stream and usual and outputs & {*shapes}:
+        inferred["output_matrix"] = True
     cfg = CrateConfig(family=layout.family, **{**values, **inferred, **known})
     if contents.row is None:
         cfg.assume({**inferred, **known})
@@ -192,27 +197,6 @@ def _config(
         "layout": layout.defaults,
     }
     return cfg, origins
-
-
-def _output_matrix(layout: Layout, shapes: Shapes, values: Fields, where: str) -> Fields:
-    """Returns {"output_matrix": True} if the file has an output matrix but the default has none.
-
-    Otherwise returns {}. With one head as wide as the residual stream, the torch code has no output
-    matrix, but the JAX code has one.
-    """
-    outputs = [
-        layout.source_of("attn.out_proj.weight", layer) for layer in range(values["n_layers"])
-    ]
-    has_output = any(key in shapes for key in outputs)
-    whole_stream = values["n_heads"] == 1 and values["d_head"] == values["d_model"]
-    if "variant" not in values and layout.family in ("crate", "crate-alpha"):
-        if not has_output and not whole_stream:
-            raise CheckpointError(
-                f"{where} has no output matrix ({outputs[0]}), so its variant is one of c, n, t, "
-                "identity. Give the variant: ci.load(..., variant='c')."
-            )
-    own = values.get("variant", "crate") in ("crate", "fix")
-    return {"output_matrix": True} if whole_stream and has_output and own else {}
 
 
 def _leave_out(tensors: dict[str, Tensor], keys: list[str], words: str) -> None:

@@ -285,9 +285,9 @@ def check_heads(name: str, pairs: object, layers: int, heads: int) -> list[Head]
 
 
 def metric_values(value: Tensor | float, samples: int = 1) -> Float[np.ndarray, "number"]:
-    """Returns a metric's value for all inputs, or its value for each of several inputs.
+    """Returns the numbers of a metric: one for all inputs together, or one for each input.
 
-    Raises ValueError unless it is one finite number, or a finite number for each of `samples`.
+    Raises ValueError unless there are 1 or `samples` of them, all finite.
     """
     if isinstance(value, Tensor) and (value.numel() == 1 or value.shape == (samples,)):
         numbers = value.detach().double().cpu().flatten().numpy()

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from shutil import get_terminal_size
 from textwrap import fill
 from typing import Annotated, Any
@@ -72,9 +73,14 @@ def sweep(request: Request) -> None:
     """
     result = request.measured(ci.sweep)
     from crate_interp.results.result import as_text
-    from crate_interp.sweeps.layer_curves import summary
+    from crate_interp.sweeps.findings import OFFICIAL
+    from crate_interp.sweeps.layer_curves import columns, summary
 
-    table, more = as_text(*summary(result, [])), f"{result.sharpest()}\n{result.controls_text()}"
+    name = max(dict(columns(result)), key=lambda name: name == OFFICIAL)  # the first without it
+    drawn = f'ci.viz.layers(ci.SweepResult.load({json_text.dumps(str(request.out))}), "{name}")'
+    code = quote(f'import crate_interp as ci; {drawn}.savefig("layers.png")')
+    table = f"{as_text(*summary(result, []))}\nA chart by layer:  python -c {code}"
+    more = f"{result.sharpest()}\n{result.controls_text()}"
     request.print(result, f"The tables: {request.out}", table, more)
 
 
@@ -304,16 +310,9 @@ def models(request: Request, json: Annotated[bool, "Print JSON."] = False) -> No
             where = f"embedded, revisions {steps}" if steps else "embedded"
         size = f"{row['params']:,}" if row["params"] else "unknown"
         say(f"{row['name']:<24} {row['family'] or '?':<13} {size:>11}  {row['status']}")
-        indent = " " * 4
-        say(
-            fill(
-                f"{where}; {row['licence']}",
-                initial_indent=indent,
-                subsequent_indent=indent,
-                width=get_terminal_size().columns,
-                break_long_words=False,
-            )
-        )
+        text, ends = f"{where}; {row['licence']}", ("initial_indent", "subsequent_indent")
+        indents: Any = dict.fromkeys(ends, " " * 4)
+        say(fill(text, get_terminal_size().columns, break_long_words=False, **indents))
 
 
 def _in_text(table: Any) -> str:

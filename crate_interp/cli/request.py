@@ -279,6 +279,8 @@ class Request:
             say(getattr(result, f"to_{self.format}")())
             sys.stderr.write(f"{words.strip()}\n{place}\n")
             return
+        answer = words if isinstance(result, str) else result.sentences()[0]  # a line for itself
+        words = words.replace(f"{answer} ", f"{answer}\n", 1)
         hint = "" if self.verbose or not line else "\n--verbose says what the columns mean."
         parts = [f"{words.strip()}\n{place}", f"{table}{hint}" if table else ""]
         say("\n\n".join(part for part in [*parts, line.strip() * self.verbose] if part))

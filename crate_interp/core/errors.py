@@ -16,6 +16,14 @@ class CheckpointError(ValueError):
         super().__init__(plain(message, _LONGEST))
 
 
+class MissingSettingError(CheckpointError):
+    """A setting that a checkpoint does not tell: its name, what to type for it, and why."""
+
+    def __init__(self, name: str, example: str, why: str = "") -> None:
+        super().__init__(f"{name} cannot be inferred: {why}. Give ci.load(..., {example}).")
+        self.name, self.example, self.why = name, example, why
+
+
 class NoTokenizerError(CheckpointError):
     """The tokenizer that belongs beside a model's weights is missing."""
 

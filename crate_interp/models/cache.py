@@ -245,6 +245,9 @@ class CrateCache(ActivationCache):
         """
         try:
             return super().__getitem__(key)
+        except TypeError:  # from what makes a name of the key
+            words = 'names no point: give cache["pattern", 0], or a full name.'
+            raise KeyError(f"{checks.quote(key)} {words}") from None
         except KeyError as error:
             meant = resolve(error.args[0], self.cache_dict)
             if meant in self.cache_dict:

@@ -49,7 +49,9 @@ def candidates(name: str) -> list[str]:
     suffix = "_grad" if rest.endswith("_grad") else ""
     rest = rest.removesuffix("_grad")
     one = IN_BLOCK.get(rest)
-    names = ((one,) if one else ()) if block else IN_MODEL.get(rest, ())
+    # TransformerLens' short name of a point that it lacks, such as ("pi", 0), names no module
+    inside = (one,) if one else (f"attn.{rest}", f"mlp.{rest}")
+    names = inside if block else IN_MODEL.get(rest, ())
     return [tower + block + each + suffix for each in names]
 
 

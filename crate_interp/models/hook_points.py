@@ -148,10 +148,18 @@ class PointsMixin:
         if name in names:
             return
         hint = checks.did_you_mean(name, names, "See model.hook_dict.")
+        if found := re.match(r"(.*blocks\.)([^.]+)\.(.+)", name, re.DOTALL):
+            blocks, layer, point = found.groups()
+            inside = [one[len(blocks) :].split(".", 1) for one in names if one.startswith(blocks)]
+            points = [rest.replace("hook_", "") for number, rest in inside if number == layer]
+            if inside and not points:
+                hint = f"The model has layers 0 to {inside[-1][0]}."
+            elif points and not checks.did_you_mean(point.replace("hook_", ""), points):
+                hint = f"A layer has {', '.join(points)}."
         # users often try the short name of cache["pattern", 3] here
         if short := [full for full in names if full.endswith(f".hook_{name}")][:2]:
             hint = f"Did you mean {', '.join(short)}, ...?"
-        instead = {"tssa": "attn.hook_pi, memberships", "cbsa": "attn.hook_contract, contractions"}
+        instead = {"tssa": 'cache["pi", 0], memberships', "cbsa": 'cache["contract", 0]'}
         if name.endswith("attn.hook_pattern") and self.cfg.facts["attention"] in instead:
             hint = f"Its heads have no pattern, but {instead[self.cfg.facts['attention']]}."
         raise KeyError(f"there is no hook point {name!r}. {hint}")

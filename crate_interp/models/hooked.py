@@ -1,6 +1,7 @@
 """Features of every hooked model: caching, switches, and the names that TransformerLens reads."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -199,6 +200,11 @@ class HookedModel(WeightsMixin, hook_points.PointsMixin, runtimes.CompiledMixin,
             kwargs["device"] = torch.device(kwargs["device"])
         if kwargs.get("incl_bwd"):
             check_gradients("incl_bwd=True", self)
+        floats = [x for x in args if isinstance(x, Tensor) and x.is_floating_point()]
+        if not all(bool(x.isfinite().all()) for x in floats):
+            warnings.warn(
+                "the input holds NaN or Inf: its samples get no finite answer", stacklevel=2
+            )
         out, cache = super().run_with_cache(*args, remove_batch_dim=remove_batch_dim, **kwargs)
         named: Any = cache
         named.mark = weight_mark(self)

@@ -94,8 +94,11 @@ class Result(GroupedSamples):
         return self.ALONE
 
     def sentences(self) -> list[str]:
-        """Returns the finding: the answer, in at most 20 words, then the doubt, then the rest."""
-        raise NotImplementedError
+        """Returns the finding: the answer, in at most 20 words, then the doubt, then the rest.
+
+        A class defines this method or `finding`.
+        """
+        return [self.finding()]
 
     def finding(self) -> str:
         """Returns the finding, the answer first."""

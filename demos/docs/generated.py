@@ -39,7 +39,7 @@ MOVED = {
     "demos/how_far_graphs_go.png": "how_far_graphs_go.png",
 }
 EXPLORER = "live/explorer.html"  # made when the site is built
-SAMPLE = 5  # of the embedded pictures: a tulip
+SAMPLE, _CI = 5, "Every name of `ci` that is not a module."  # a tulip of the embedded pictures
 REFERENCE = {
     "reference/statistics.md": "Statistics",
     "reference/audit.md": "Claims of the audit",
@@ -318,8 +318,7 @@ def examples(name: str) -> dict[str, str]:
 def api_page(name: str) -> str:
     """Returns the page of a module: each public name with its docstring and an example."""
     shown = f"ci.{name}" if name else "ci"
-    words = module_of(name).__doc__ if name else "Every name of `ci` that is no module."
-    given = examples(name)
+    said, given = (module_of(name).__doc__ or "").strip() if name else _CI, examples(name)
     before = f"The examples on this page begin with:\n\n```pycon\n{given['before']}\n```"
     blocks = [
         f"{block(f'{shown}.{own}', value)}\n\n```pycon\n{given[own]}\n```"
@@ -327,7 +326,10 @@ def api_page(name: str) -> str:
     ]
     if not name:  # what users call most is of no class of its own
         blocks.append("::: crate_interp.models.hooked.HookedModel")
-    return "\n\n".join([f"# {shown}", (words or "").strip(), before, *blocks])
+    rows = [(f"[`{own}`][{one.__module__}.{one.__qualname__}]", f"{one.__doc__}".split("\n\n")[0])
+            for own, one in public(name).items() if block(own, one)[0] == ":"]  # fmt: skip
+    listed = in_markdown(("name", "what it does"), rows)
+    return "\n\n".join([f"# {shown}", said, listed, before, *blocks])
 
 
 def block(shown: str, value: Any) -> str:

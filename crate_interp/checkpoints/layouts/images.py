@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes, Stack
-from crate_interp.core.errors import CheckpointError
+from crate_interp.core.errors import CheckpointError, MissingSettingError
 
 # the layouts of CRATE-alpha use these keys too
 LAYER = "transformer.layers.{l}."
@@ -51,10 +51,9 @@ def _patches(shapes: Shapes, fields: Fields) -> Fields:
         return {"channels": channels, "patch_size": (height, width)}
     side = math.isqrt(values // channels)
     if side * side * channels != values:
-        raise CheckpointError(
-            f"patch_size cannot be inferred: patches have {values} values, which is not a square "
-            f"times channels={channels}. Give ci.load(..., channels=1), or patch_size=(h, w)."
-        )
+        why = f"patches have {values} values, which is not a square times channels={channels}"
+        grey = math.isqrt(values) ** 2 == values
+        raise MissingSettingError("patch_size", "channels=1" if grey else "patch_size=(h, w)", why)
     return {"channels": channels, "patch_size": (side, side)}
 
 

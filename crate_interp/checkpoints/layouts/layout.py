@@ -12,7 +12,7 @@ from torch import Tensor
 
 from crate_interp.config.families import FAMILIES, STEPS_WITH_ETA
 from crate_interp.core import checks
-from crate_interp.core.errors import CheckpointError
+from crate_interp.core.errors import CheckpointError, MissingSettingError
 
 Fields = dict[str, Any]
 View = tuple[tuple[int, ...], Callable[[Tensor], Tensor]]
@@ -185,22 +185,39 @@ class Layout:
     def infer_config(self, shapes: Shapes, fields: Fields, where: str) -> Fields:
         """Returns the fields that follow from the shapes of the tensors and the fields given.
 
-        Raises CheckpointError if a given field contradicts the shapes, or if a needed field is not
-        given.
+        Raises one CheckpointError for all settings that shapes cannot reveal and that were not
+        given; CheckpointError, too, if a given field contradicts the shapes.
         """
         found: Fields = {stack.count: stack.depth(shapes) for stack in self.stacks}
         for key in (self.source_of(name, 0) for name in PER_HEAD):
             if key in shapes:
                 found["n_heads"] = shapes.of(key, 2, 3)[0]
-        codes, lacking = self.source_of("attn.u_proj.weight", 0), []
+        codes, lacking = self.source_of("attn.u_proj.weight", 0), list[MissingSettingError]()
+        rows = (*shapes.get(codes, ()), 0)[0]  # d_head for each head
+        counts = [str(count) for count in range(1, rows + 1) if rows % count == 0]
+        fitting = f"n_heads divides {rows}, so it is one of {', '.join(counts[:16])}"
         for name in self.needed:
             # codes with three axes have one for the heads
             told = name == "n_heads" and len(shapes.get(codes, ())) == 3
             if not told and (fields | found).get(name) is None:
-                lacking.append(name)
-        if lacking:
-            raise CheckpointError(self._lacking(lacking, shapes.get(codes, ()), where))
+                why = fitting if rows and name == "n_heads" else ""
+                lacking.append(MissingSettingError(name, f"{name}=N", why))
         found |= self._sizes(shapes, fields | found)
+        for tell in (self.infer, self._grid, self._check_variant):
+            try:
+                found |= tell(shapes, fields | found) if tell else {}
+            except MissingSettingError as error:
+                lacking.append(error)
+        if lacking:
+            names = ", ".join(one.name for one in lacking)
+            advice = f"Give ci.load(..., {', '.join(one.example for one in lacking)})"
+            why = "; ".join(one.why for one in lacking if one.why)
+            raise CheckpointError(
+                f"{where} looks like family {self.family!r}, but {names} cannot be inferred: no "
+                f"tensor's shape tells. {advice}{why and f': {why}'}."
+                + " Add ci.load(..., eta=N, lambd=N) if they are not the published ones."
+                * (FAMILIES[self.family]["sparse_step"] in STEPS_WITH_ETA)
+            )
         inner, n_heads = found.pop("inner"), found.get("n_heads", fields.get("n_heads"))
         if inner % n_heads:
             where = codes or "the projections"
@@ -231,57 +248,48 @@ class Layout:
                     found[name] = size // int(times or 1)
         if "height" in found:
             found["patch_size"] = (found.pop("height"), found.pop("width"))
-        if self.infer is not None:
-            found |= self.infer(shapes, fields)
-        if self.positions is not None:
-            found |= _image_size(shapes, found["patch_size"], fields, *self.positions)
         return found
 
-    def _lacking(self, names: list[str], codes: tuple[int, ...], where: str) -> str:
-        """Returns the text of an error about fields that shapes cannot reveal, and what to type.
+    def _grid(self, shapes: Shapes, fields: Any) -> Fields:
+        """Returns the image size of the fields, or a square one from the number of positions.
 
-        codes: the shape of the first layer's projection, which has d_head rows for each head.
+        A given crop with the right number of patches is the image size, too. Otherwise a square is
+        a guess, and `grid_guessed` is True unless there is only one patch. Raises
+        MissingSettingError if the patches make no square, CheckpointError if a given size has
+        another number of patches. Returns {} for a layout without positions, and while the size of
+        patches is missing.
         """
-        advice = [f"Give ci.load(..., {'=N, '.join(names)}=N)."]
-        if "n_heads" in names and codes:
-            fitting = [count for count in range(1, codes[0] + 1) if codes[0] % count == 0]
-            shown = ", ".join(map(str, fitting[:16])) + (", ..." if fitting[16:] else "")
-            advice.append(f"n_heads divides {codes[0]}, so it is one of {shown}.")
-        if FAMILIES[self.family]["sparse_step"] in STEPS_WITH_ETA:
-            advice.append("Give eta= and lambd=, too, if they are not the published ones.")
-        return (
-            f"{where} looks like family {self.family!r}, but {' and '.join(names)} cannot be "
-            f"inferred: no tensor's shape reveals it. {' '.join(advice)}"
-        )
+        if self.positions is None:
+            return {}
+        patches, patch = shapes.of(*self.positions)[-2] - 1, fields.get("patch_size")
+        told, side = fields.get("image_size") or fields.get("crop"), math.isqrt(patches)
+        if not patch and (told or side * side == patches):
+            return {}
+        if told:
+            height, width = checks.size("image_size", told)
+            whole = not (height % patch[0] or width % patch[1])
+            if whole and (height // patch[0]) * (width // patch[1]) == patches:
+                return {"image_size": (height, width)}
+        if "image_size" in fields:
+            raise CheckpointError(
+                f"image_size={fields['image_size']!r} with patches of {patch} "
+                f"contradicts {self.positions[0]}, which has {patches} patches."
+            )
+        if side * side != patches or not patches:
+            rows = next((n for n in range(side, 0, -1) if patches % n == 0), 1)
+            size = f"({patch[0] * rows}, {patch[1] * (patches // rows)})" if patch else "(h, w)"
+            why = f"{patches} patches make no square grid"
+            raise MissingSettingError("image_size", f"image_size={size}", why)
+        return {"image_size": (side * patch[0], side * patch[1]), "grid_guessed": side > 1}
 
-
-def _image_size(
-    shapes: Shapes, patch: tuple[int, int], fields: Fields, table: str, axes: int
-) -> Fields:
-    """Returns the image size of the fields, or infers a square image from the number of positions.
-
-    A given crop with the right number of patches is the image size, too. Otherwise a square is a
-    guess, and `grid_guessed` is True unless there is only one patch. Raises CheckpointError if the
-    patches make no square, or if a given size has another number of patches.
-    """
-    patches = shapes.of(table, axes)[-2] - 1
-    told = fields.get("image_size") or fields.get("crop")
-    if told:
-        height, width = checks.size("image_size", told)
-        whole = not (height % patch[0] or width % patch[1])
-        if whole and (height // patch[0]) * (width // patch[1]) == patches:
-            return {"image_size": (height, width)}
-    if "image_size" in fields:
-        raise CheckpointError(
-            f"image_size={fields['image_size']!r} with patches of {patch} "
-            f"contradicts {table}, which has {patches} patches."
-        )
-    side = math.isqrt(patches)
-    if side * side != patches or not patches:
-        rows = next((n for n in range(side, 0, -1) if patches % n == 0), 1)
-        columns = patches // rows
-        raise CheckpointError(
-            f"image_size cannot be inferred: {patches} patches make no square grid. Give height "
-            f"and width, such as image_size=({patch[0] * rows}, {patch[1] * columns})."
-        )
-    return {"image_size": (side * patch[0], side * patch[1]), "grid_guessed": side > 1}
+    def _check_variant(self, shapes: Shapes, fields: Fields) -> Fields:
+        """Raises MissingSettingError if the file has no output matrix, so not the usual variant."""
+        if self.family not in ("crate", "crate-alpha") or "variant" in fields:
+            return {}
+        outputs = [self.source_of("attn.out_proj.weight", n) for n in range(fields["n_layers"])]
+        n_heads, whole = fields.get("n_heads"), fields["inner"] == fields["d_model"]
+        if not shapes.keys() & {*outputs} and not (n_heads == 1 and whole):
+            why = f"without an output matrix ({outputs[0]}) variant is one of c, n, t, identity"
+            why += " (with n_heads=1 leave it out)" if whole and n_heads is None else ""
+            raise MissingSettingError("variant", "variant='c'", why)
+        return {}

@@ -27,3 +27,12 @@ function show() {
   left.textContent = `${count} shown`;
 }
 form.addEventListener("input", show);
+// The answers get a sign and a colour, in every table whose second column is one.
+const signs = {yes: "+", no: "\u2212", depends: "~", "can't tell": "?"};
+for (const cell of document.querySelectorAll("tbody td:nth-child(2)")) {
+  const sign = signs[cell.textContent.trim()];
+  if (sign) {
+    cell.className = `answer ${cell.textContent.trim().slice(0, 3)}`;
+    cell.dataset.sign = sign;
+  }
+}
