@@ -78,7 +78,7 @@ WRONG = {
     "report {m} {d} --data imagefoler:photos": "Did you mean imagefolder?",
     "report {m} {d} --out /dev/null/o": "cannot write into",
     "report crate-tiny-fashio {d}": "Did you mean crate-tiny-fashion",
-    "report w.pth {d}": "so it is one of 1, 5, 7, 35.",
+    "report w.pth {d}": "so it is one of 1, 5, 7, 35; 12 patches make no square grid.",
     "sweep crate-tiny-fashio {d}": "`crate-interp models` lists",
     "audit {m} {d} --eps -1": "--eps -1.0: give a finite number above 0",
     "concentration {m} {d} --k 0": "--k 0",
