@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from crate_interp.config.families import entry_word
 from crate_interp.core import checks
 from crate_interp.core.device_waits import fetched
 from crate_interp.core.run_options import Run, run_options
@@ -264,6 +265,10 @@ class AtomResult(Result):
         tokens = sums.loc[sums["layer"] == layer, "n_tokens"].iloc[0]
         return np.stack(pairs.loc[pairs["layer"] == layer, "counts"].tolist()) / tokens
 
+    def word(self) -> str:
+        """Returns what an entry of the code is called: "atom", or "neuron" of an MLP."""
+        return entry_word(self.meta["config"].get("sparse_step"))
+
     def finding(self) -> str:
         """Returns how many atoms there are, and how many are dead or dense."""
         layers: Any = self._table("layers")
@@ -271,7 +276,7 @@ class AtomResult(Result):
         where = f"{self.meta['model'] or 'a model'}, {self.counted_samples()}"
         most = self.meta["settings"]["dense"]
         return (
-            f"{dense:,} of {total:,} atoms are on at more than {most:.0%} of the tokens, and "
+            f"{dense:,} of {total:,} {self.word()}s are on at more than {most:.0%} of the tokens, and "
             f"{dead or 'none'} never ({where})."
         )
 

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from crate_interp.viz.page import inline_svg, picture_uri, result_page, write_pa
 
 SHOWN = 60  # atoms that a page of an atlas shows at once
 CARDS, _TOKENS = 8, 4  # of the page of statistics: cards of each layer, tokens of each card
-_ON_INDEX = {"images": 3, "windows": 1}  # patches or contexts of each atom on the index
+_ON_INDEX = {"images": 3, "windows": 2}  # patches or contexts of each atom on the index
 _SIDE = 72  # pixels of a patch with those around it
 _LINE_ENDS = str.maketrans({"\r": "", "\n": "\u21b5", "\t": "\u2192"})
 _PARTS = ("before", "at", "after")  # of the text around a token
@@ -69,7 +70,7 @@ def _write(atlas: Atlas, out: Path) -> None:
     about = {"is_text": atlas.meta["unit"] == "windows", "measured": atlas.table("logits")}
     about["direct"] = any(atlas.table("directions")["raises"].tolist())
     data = {"text": about["is_text"], "unit": atlas.meta["unit"], "grid": [0, 0]}
-    data |= {"shown": SHOWN, "octave": OCTAVES[0]}
+    data |= {"shown": SHOWN, "octave": OCTAVES[0], "word": atlas.word()}
     if len(images):
         data["grid"] = images[["rows", "columns"]].iloc[0].tolist()
     every = _atoms(atlas)
@@ -81,7 +82,7 @@ def _write(atlas: Atlas, out: Path) -> None:
         page = result_page(
             atlas,
             "atlas-layer.html",
-            f"the atoms of layer {layer}",
+            f"the {atlas.word()}s of layer {layer}",
             said=[atlas.largest(layer)],
             numbers={},
             layer=layer,
@@ -93,6 +94,7 @@ def _write(atlas: Atlas, out: Path) -> None:
         rest = json.dumps(cards[SHOWN:], ensure_ascii=False, separators=(",", ":"))
         write_text(out / "layers" / f"layer-{layer}.js", f"more({rest});")
     every.sort(key=partial(_order, lead=atlas.lead()))
+    _set_agreements(atlas, every)
     counts = {kind: atlas.clear(kind) for kind in ("first_order", "ablation")}
     tried = counts["ablation"][1] > 0
     clear, tested = counts["ablation" if tried else "first_order"]
@@ -102,9 +104,9 @@ def _write(atlas: Atlas, out: Path) -> None:
     page = result_page(
         atlas,
         "atlas-index.html",
-        "an atlas of its atoms",
+        f"an atlas of its {atlas.word()}s",
         said=[
-            f"Removing {clear:,} of {tested:,} {'tested ' * tried}atoms measurably changes the "
+            f"Removing {clear:,} of {tested:,} {'tested ' * tried}{atlas.word()}s measurably changes the "
             f"loss{'' if tried else ', to first order'}.",
             f"About {LEVEL * tested:,.0f} would do so by chance. {atlas.largest()}",
         ],
@@ -150,6 +152,31 @@ def _atoms(atlas: Atlas) -> list[Atom]:
     return atoms
 
 
+def _set_agreements(atlas: Atlas, every: list[Atom]) -> None:
+    """Sets how alike an atom's first inputs from different samples are: the mean over pairs.
+
+    For images it is the cosine of two cuts less their mean colours, where a cut of less contrast
+    than most counts less. For texts it is how often the tokens are the same.
+    """
+    images: Any = atlas.table("images")
+    pictures = _pictures(images.to_dict("records"))
+    places = {(each["sample"], each["token"]) for atom in every for each in atom["tokens"][:_TOKENS]}
+    cuts = {place: _cut(pictures, *place).resize((12, 12)) for place in places if pictures}
+    shades = [np.asarray(cut, float) for cut in cuts.values()]
+    marks = [(shade - shade.mean(axis=(0, 1))).ravel() for shade in shades]
+    least = float(np.median([np.linalg.norm(mark) for mark in marks])) if marks else 1.0
+    unit = {at: m / max(np.linalg.norm(m), least, 1) for at, m in zip(cuts, marks, strict=True)}
+    for atom in every:
+        alike = [
+            unit[a["sample"], a["token"]] @ unit[b["sample"], b["token"]]
+            if pictures
+            else a["text"][1:2] == b["text"][1:2]
+            for a, b in combinations(atom["tokens"][:_TOKENS], 2)
+            if a["sample"] != b["sample"]
+        ]
+        atom["agreement"] = float(np.mean(alike)) if alike else math.nan
+
+
 def _carried(atom: Atom, counts: list[int]) -> list[Any]:
     """Returns an atom as a list, the form that the script of a layer reads.
 
@@ -178,7 +205,7 @@ def _listed(atom: Atom, count: int) -> list[Any]:
     logits = [visible(re.split(r", (?=')", atom[name])[0]) for name in ("raises", "lowers")]
     places = [[token["sample"], token["token"]] for token in tokens]
     start = [atom["layer"], atom["atom"], *numbers, int(atom["exact"]), atom["state"]]
-    return [*start, *logits, places, texts]
+    return [*start, *logits, places, texts, _short(atom["agreement"])]
 
 
 def _short(value: float) -> float | None:
@@ -206,7 +233,7 @@ def atoms_page(result: AtomResult, out: str | Path, *, excerpts: Excerpts | None
         result,
         out,
         "atoms.html",
-        "when its atoms are on",
+        f"when its {result.word()}s are on",
         said=[result.finding()],
         numbers={"Layer by layer": result.layers()},
         rates=inline_svg(_rates(result), result.finding(), salt="rates"),
@@ -228,7 +255,7 @@ def _rates(result: AtomResult) -> Any:
             str(layer), (0.02 + 0.05 * at, 100 * np.interp(0.02 + 0.05 * at, places, rates)),
             fontsize=TEXT, xytext=(0, 3), textcoords="offset points",
         )  # fmt: skip
-    axes.set_xlabel("atoms of a layer, the most often on first (share)", fontsize=TEXT)
+    axes.set_xlabel(f"{result.word()}s of a layer, the most often on first (share)", fontsize=TEXT)
     axes.set_ylabel("tokens at which it is on (%)", fontsize=TEXT)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
@@ -242,11 +269,11 @@ def _cards(result: AtomResult, excerpts: Excerpts) -> list[dict[str, Any]]:
         excerpts[name].to_dict("records") if name in excerpts else []
         for name in ("images", "contexts")
     )
-    pictures = {row["sample"]: row for row in images}
+    pictures = _pictures(images)
     texts = {(row["sample"], row["token"]): [row[part] for part in _PARTS] for row in contexts}
 
     def token_of(sample: int, token: int, value: float) -> dict[str, Any]:
-        picture = _cut(pictures[sample], token) if sample in pictures else ""
+        picture = picture_uri(_cut(pictures, sample, token)) if sample in pictures else ""
         place = f"sample {sample}, token {token}"
         text = texts.get((sample, token))
         return {"value": value, "place": place, "picture": picture, "text": text}
@@ -276,13 +303,24 @@ def _bars(counts: list[int]) -> dict[str, Any] | None:
     return {"heights": [round(100 * count / max(inside)) for count in inside], "ends": ends}
 
 
-def _cut(row: Atom, token: int) -> str:
-    """Returns a patch with those around it as a data URI; CLS (token 0) is the entire image."""
-    picture = decoded(row["picture"], "an image").convert("RGB")
+def _pictures(rows: list[dict[str, Any]]) -> dict[int, tuple[Image.Image, tuple[int, int]]]:
+    """Returns the image of each sample with its rows and columns of patches."""
+    return {
+        row["sample"]: (
+            decoded(row["picture"], "an image").convert("RGB"),
+            (row["rows"], row["columns"]),
+        )
+        for row in rows
+    }
+
+
+def _cut(pictures: Mapping[int, Any], sample: int, token: int) -> Image.Image:
+    """Returns a patch with those around it; CLS (token 0) is the entire image."""
+    picture, (rows, columns) = pictures[sample]
     if token:
-        width, height = picture.width / row["columns"], picture.height / row["rows"]
-        y, x = divmod(token - 1, row["columns"])
+        width, height = picture.width / columns, picture.height / rows
+        y, x = divmod(token - 1, columns)
         left, right = round((x - 1) * width), round((x + 2) * width)
         upper, lower = round((y - 1) * height), round((y + 2) * height)
         picture = picture.crop((left, upper, right, lower))
-    return picture_uri(picture.resize((_SIDE, _SIDE), Image.Resampling.NEAREST))
+    return picture.resize((_SIDE, _SIDE), Image.Resampling.NEAREST)

@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
+from crate_interp.config.families import entry_word
 from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import in_html, plain, visible
 from crate_interp.results.result import Result, model_name
@@ -100,7 +101,8 @@ def render(template: str, **values: object) -> str:
     Raises jinja2.UndefinedError if the template needs a value that is not given.
     """
     meta: Any = values.get("meta", {})
-    text = _templates().get_template(template).render({"assumed": assumed(meta)} | values)
+    words = {"assumed": assumed(meta), "word": entry_word(meta.get("config", {}).get("sparse_step"))}
+    text = _templates().get_template(template).render(words | values)
     return explained(text) if text.startswith("<!doctype html>") else text
 
 
