@@ -342,8 +342,11 @@ class AuditResult(Result):
         kept = counts.get(verdicts.KEPT, 0)
         facts: Any = FAMILIES.get(self.meta["config"]["family"], {})
         goal = KINDS.get(facts.get("attention"), KINDS["mssa"]).objective
-        whose = f"Attention in {kept} of {layers} layers" if kept else "No layer's attention"
-        answer = f"{whose} lowers {goal} under every scaling, in {where}."
+        whose = f"attention in {kept} of {layers} layers" if kept else "no layer's attention"
+        jobs: Any = claims[claims["claim"].isin(["compresses", "descends"])]["verdict"]
+        jobs = {*jobs} - {verdicts.NOT_APPLICABLE}
+        word = "Yes" if jobs == {verdicts.KEPT} else "No" if verdicts.BROKEN in jobs else "Can't tell"
+        answer = f"{word}: {whose} lowers {goal} under every scaling, in {where}."
         rows = main_rows(self, "cells")
         rows = rows[(rows["number"] == "compresses") & (rows["frame"] == "read")]
         falls, beyond = (rows["high"] < 0).sum(), (rows["verdict"] == verdicts.KEPT).sum()
