@@ -345,7 +345,9 @@ class AuditResult(Result):
         whose = f"attention in {kept} of {layers} layers" if kept else "no layer's attention"
         jobs: Any = claims[claims["claim"].isin(["compresses", "descends"])]["verdict"]
         jobs = {*jobs} - {verdicts.NOT_APPLICABLE}
-        word = "Yes" if jobs == {verdicts.KEPT} else "No" if verdicts.BROKEN in jobs else "Can't tell"
+        word = (
+            "Yes" if jobs == {verdicts.KEPT} else "No" if verdicts.BROKEN in jobs else "Can't tell"
+        )
         answer = f"{word}: {whose} lowers {goal} under every scaling, in {where}."
         rows = main_rows(self, "cells")
         rows = rows[(rows["number"] == "compresses") & (rows["frame"] == "read")]

@@ -99,7 +99,6 @@ def entry_word(sparse_step: str | None) -> str:
     return "neuron" if (sparse_step or "").startswith("mlp") else "atom"
 
 
-
 # Steps whose dictionary is square and whose code replaces the stream.
 SQUARE_STEPS = ("ista",)
 STEPS_WITH_ETA = ("ista", "odl", "tied-odl")  # eta and lambd are numbers in the code of these steps

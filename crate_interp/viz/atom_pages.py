@@ -160,7 +160,9 @@ def _set_agreements(atlas: Atlas, every: list[Atom]) -> None:
     """
     images: Any = atlas.table("images")
     pictures = _pictures(images.to_dict("records"))
-    places = {(each["sample"], each["token"]) for atom in every for each in atom["tokens"][:_TOKENS]}
+    places = {
+        (each["sample"], each["token"]) for atom in every for each in atom["tokens"][:_TOKENS]
+    }
     cuts = {place: _cut(pictures, *place).resize((12, 12)) for place in places if pictures}
     shades = [np.asarray(cut, float) for cut in cuts.values()]
     marks = [(shade - shade.mean(axis=(0, 1))).ravel() for shade in shades]

@@ -142,6 +142,7 @@ def ablation_page(result: HeadAblation, out: str | Path, *, explorer: str | None
         said=result.sentences(),
         numbers={"Every head": table},
         explorer=explorer,
+        guess=result.guessing(),
         map=_map(result, explorer),
     )
 
@@ -159,6 +160,7 @@ def _map(result: HeadAblation, explorer: str | None) -> list[list[dict[str, Any]
         about = "\u2248" if guessed else ""
         return {
             "text": f"{about}{row['drop']:+.2g}",
+            "ends": "" if guessed else f"{row['low']:+.2g} to {row['high']:+.2g}",
             "note": f"L{layer}H{head}: {row['drop']:+.3g} ({'first order' if guessed else ends})",
             "link": f"{explorer}#layer={layer}&head={head}" if explorer else "",
             "mark": "" if guessed or row["p"] <= LEVEL else "faint",
@@ -185,5 +187,5 @@ def concentration_page(result: Concentration, out: str | Path) -> Path:
         {"concentration.png": concentration(result)},
         said=result.sentences(),
         numbers=numbers,
-        curves=inline_svg(concentration(result), result.finding(), salt="curves"),
+        curves=inline_svg(concentration(result, title=""), result.finding(), salt="curves"),
     )

@@ -66,7 +66,7 @@ class Html:
         said: as in `result_page`; links to the page and notebooks say its first sentence.
         still: a figure that stands for the page where no JavaScript runs.
         """
-        picture = "" if still is None else figure_uri(still, "png")
+        picture = "" if still is None else figure_uri(still)
         page = render(template, title=title, said=said, still=picture, **values)
         return cls(title, page, " ".join(said[:2]), picture)
 
@@ -101,7 +101,10 @@ def render(template: str, **values: object) -> str:
     Raises jinja2.UndefinedError if the template needs a value that is not given.
     """
     meta: Any = values.get("meta", {})
-    words = {"assumed": assumed(meta), "word": entry_word(meta.get("config", {}).get("sparse_step"))}
+    words = {
+        "assumed": assumed(meta),
+        "word": entry_word(meta.get("config", {}).get("sparse_step")),
+    }
     text = _templates().get_template(template).render(words | values)
     return explained(text) if text.startswith("<!doctype html>") else text
 
@@ -215,7 +218,14 @@ def heat_map(
     """
     return [
         [
-            {"ground": to_hex(colour), "ink": ink_on(colour), "note": "", "link": "", "mark": ""}
+            {
+                "ground": to_hex(colour),
+                "ink": ink_on(colour),
+                "note": "",
+                "link": "",
+                "mark": "",
+                "ends": "",
+            }
             | cell(layer, head)
             for head, colour in enumerate(row)
         ]
@@ -297,12 +307,12 @@ def data_uri(data: bytes, kind: str = "png") -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def figure_uri(figure: Figure, kind: str = "jpeg") -> str:
-    """Returns a matplotlib figure as a data URI; of photographs a JPEG is a quarter of a PNG."""
-    buffer, options = io.BytesIO(), {"jpeg": {"quality": 85}, "png": {"optimize": True}}
+def figure_uri(figure: Figure) -> str:
+    """Returns a matplotlib figure as the data URI of a PNG file."""
+    buffer = io.BytesIO()
     with quiet():
-        figure.savefig(buffer, format=kind, dpi=110, pil_kwargs=options[kind])
-    return data_uri(buffer.getvalue(), kind)
+        figure.savefig(buffer, format="png", dpi=110, pil_kwargs={"optimize": True})
+    return data_uri(buffer.getvalue())
 
 
 def inline_svg(figure: Figure, alt: str, salt: str) -> str:

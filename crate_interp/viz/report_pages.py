@@ -21,7 +21,7 @@ from crate_interp.sweeps.findings import at_attention, ends, instead_of_u
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.viz.by_layer import change_at_attention, layers
 from crate_interp.viz.canvas import quiet
-from crate_interp.viz.page import figure_uri, inline_svg, result_page, sources
+from crate_interp.viz.page import image_uri, inline_svg, map_tile, result_page, sources
 
 Sweeps = Sequence[SweepResult]
 # fields of a config that cannot be inferred from weights, and the value that needs no naming
@@ -49,7 +49,7 @@ def report_page(
     lowest and highest value of the untrained copies. Returns the path of the page.
 
     twins: results of untrained copies of the network, one result for each seed. attention: a figure
-    of maps over images for each layer that is shown; images: their names. audited: whether the page
+    of `attention_on_image` for each layer that is shown; images: their names. audited: whether the page
     links to the page of an audit, audit/audit.html. data: the name of the data, shown in the
     command that repeats the report. shuffled: results of the network with its weights in random
     order, a second baseline of random weights. progress: whether to show a bar while the figures
@@ -90,7 +90,7 @@ def report_page(
             ],
             hero=[*change, *(by_name[name] for name in first)],
             audited=audited,
-            attention={layer: figure_uri(one) for layer, one in (attention or {}).items()},
+            attention={layer: _tiles(one) for layer, one in (attention or {}).items()},
             images=images,
             sections=sections,
             command=_command(result, twins, data, audited),
@@ -102,6 +102,19 @@ def report_page(
         )
         write_text(stage / "report.html", page)
     return Path(out) / "report.html"
+
+
+def _tiles(figure: Figure) -> list[list[dict[str, str]]]:
+    """Returns the panels of `attention_on_image` row by row: the image, then each head's map."""
+    rows: list[list[dict[str, str]]] = []
+    for panel in figure.axes:
+        values: Any = panel.images[0].get_array()
+        place: Any = panel.get_subplotspec()
+        if place.colspan.start == 0:
+            rows.append([])
+        uri = map_tile(values) if rows[-1] else image_uri(values)
+        rows[-1].append({"uri": uri, "words": panel.get_xlabel().replace("\n", ", ")})
+    return rows
 
 
 def _change(result: SweepResult, twins: Sweeps, shuffled: Sweeps) -> list[dict[str, str]]:
