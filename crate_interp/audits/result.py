@@ -344,11 +344,10 @@ class AuditResult(Result):
         goal = KINDS.get(facts.get("attention"), KINDS["mssa"]).objective
         whose = f"attention in {kept} of {layers} layers" if kept else "no layer's attention"
         jobs: Any = claims[claims["claim"].isin(["compresses", "descends"])]["verdict"]
-        jobs = {*jobs} - {verdicts.NOT_APPLICABLE}
-        word = (
-            "Yes" if jobs == {verdicts.KEPT} else "No" if verdicts.BROKEN in jobs else "Can't tell"
-        )
-        answer = f"{word}: {whose} lowers {goal} under every scaling, in {where}."
+        yes = {*jobs} <= {verdicts.KEPT, verdicts.NOT_APPLICABLE}
+        word = "Yes" if yes else "No" if verdicts.BROKEN in {*jobs} else "Can't tell"
+        more = ", but not every sparse step its lasso" if kept == layers and not yes else ""
+        answer = f"{word}: {whose} lowers {goal} under every scaling{more}, in {where}."
         rows = main_rows(self, "cells")
         rows = rows[(rows["number"] == "compresses") & (rows["frame"] == "read")]
         falls, beyond = (rows["high"] < 0).sum(), (rows["verdict"] == verdicts.KEPT).sum()

@@ -276,8 +276,8 @@ class AtomResult(Result):
         where = f"{self.meta['model'] or 'a model'}, {self.counted_samples()}"
         most = self.meta["settings"]["dense"]
         return (
-            f"{dense:,} of {total:,} {self.word()}s are on at more than {most:.0%} of the tokens, and "
-            f"{dead or 'none'} never ({where})."
+            f"{dense:,} of {total:,} {self.word()}s are on at more than {most:.0%} of the tokens, "
+            f"and {dead or 'none'} never ({where})."
         )
 
     def _notebook_table(self) -> pd.DataFrame:

@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ SHOWN = 60  # atoms that a page of an atlas shows at once
 CARDS, _TOKENS = 8, 4  # of the page of statistics: cards of each layer, tokens of each card
 _ON_INDEX = {"images": 3, "windows": 2}  # patches or contexts of each atom on the index
 _SIDE = 72  # pixels of a patch with those around it
+_FLAT = 400.0  # the norm of a cut of 12 by 12 pixels whose colours vary by 20 of 255
 _LINE_ENDS = str.maketrans({"\r": "", "\n": "\u21b5", "\t": "\u2192"})
 _PARTS = ("before", "at", "after")  # of the text around a token
 
@@ -106,8 +107,8 @@ def _write(atlas: Atlas, out: Path) -> None:
         "atlas-index.html",
         f"an atlas of its {atlas.word()}s",
         said=[
-            f"Removing {clear:,} of {tested:,} {'tested ' * tried}{atlas.word()}s measurably changes the "
-            f"loss{'' if tried else ', to first order'}.",
+            f"Removing {clear:,} of {tested:,} {'tested ' * tried}{atlas.word()}s measurably "
+            f"changes the loss{'' if tried else ', to first order'}.",
             f"About {LEVEL * tested:,.0f} would do so by chance. {atlas.largest()}",
         ],
         numbers={"Layers": layers},
@@ -155,27 +156,25 @@ def _atoms(atlas: Atlas) -> list[Atom]:
 def _set_agreements(atlas: Atlas, every: list[Atom]) -> None:
     """Sets how alike an atom's first inputs from different samples are: the mean over pairs.
 
-    For images it is the cosine of two cuts less their mean colours, where a cut of less contrast
-    than most counts less. For texts it is how often the tokens are the same.
+    For images it is the cosine of two cuts less their mean colours; flat cuts count less. For texts
+    it is how often the tokens are the same.
     """
     images: Any = atlas.table("images")
     pictures = _pictures(images.to_dict("records"))
-    places = {
-        (each["sample"], each["token"]) for atom in every for each in atom["tokens"][:_TOKENS]
-    }
-    cuts = {place: _cut(pictures, *place).resize((12, 12)) for place in places if pictures}
-    shades = [np.asarray(cut, float) for cut in cuts.values()]
-    marks = [(shade - shade.mean(axis=(0, 1))).ravel() for shade in shades]
-    least = float(np.median([np.linalg.norm(mark) for mark in marks])) if marks else 1.0
-    unit = {at: m / max(np.linalg.norm(m), least, 1) for at, m in zip(cuts, marks, strict=True)}
+
+    @cache
+    def mark(sample: int, token: int) -> np.ndarray:
+        cut = np.asarray(_cut(pictures[sample], token).resize((12, 12)), float)
+        colours = (cut - cut.mean(axis=(0, 1))).ravel()
+        return colours / max(float(np.linalg.norm(colours)), _FLAT)
+
     for atom in every:
-        alike = [
-            unit[a["sample"], a["token"]] @ unit[b["sample"], b["token"]]
-            if pictures
-            else a["text"][1:2] == b["text"][1:2]
+        pairs: Any = [
+            (mark(a["sample"], a["token"]), mark(b["sample"], b["token"])) if pictures else (a, b)
             for a, b in combinations(atom["tokens"][:_TOKENS], 2)
             if a["sample"] != b["sample"]
         ]
+        alike = [a @ b if pictures else a["text"][1:2] == b["text"][1:2] for a, b in pairs]
         atom["agreement"] = float(np.mean(alike)) if alike else math.nan
 
 
@@ -240,6 +239,7 @@ def atoms_page(result: AtomResult, out: str | Path, *, excerpts: Excerpts | None
         numbers={"Layer by layer": result.layers()},
         rates=inline_svg(_rates(result), result.finding(), salt="rates"),
         layers=_cards(result, excerpts or {}),
+        octave=OCTAVES[0],
     )
 
 
@@ -275,7 +275,7 @@ def _cards(result: AtomResult, excerpts: Excerpts) -> list[dict[str, Any]]:
     texts = {(row["sample"], row["token"]): [row[part] for part in _PARTS] for row in contexts}
 
     def token_of(sample: int, token: int, value: float) -> dict[str, Any]:
-        picture = picture_uri(_cut(pictures, sample, token)) if sample in pictures else ""
+        picture = picture_uri(_cut(pictures[sample], token)) if sample in pictures else ""
         place = f"sample {sample}, token {token}"
         text = texts.get((sample, token))
         return {"value": value, "place": place, "picture": picture, "text": text}
@@ -287,7 +287,7 @@ def _cards(result: AtomResult, excerpts: Excerpts) -> list[dict[str, Any]]:
         for row in best.to_dict("records"):
             top: Any = result.top(int(layer), int(row["atom"])).head(_TOKENS)
             places = top[["sample", "token", "value"]].to_dict("records")
-            bars = _bars(counts.get((layer, row["atom"]), []))
+            bars = counts.get((layer, row["atom"]), [])
             tokens = [token_of(**place) for place in places]
             card = {"name": f"L{layer}A{row['atom']}", "row": row, "bars": bars, "tokens": tokens}
             cards.append(card)
@@ -295,33 +295,18 @@ def _cards(result: AtomResult, excerpts: Excerpts) -> list[dict[str, Any]]:
     return layers
 
 
-def _bars(counts: list[int]) -> dict[str, Any] | None:
-    """Returns the heights of a histogram in per cent, and the values at its ends."""
-    on = [at for at, count in enumerate(counts) if count]
-    if not on:
-        return None
-    inside = counts[on[0] : on[-1] + 1]
-    ends = [f"{2.0 ** (OCTAVES[0] + at):.2g}" for at in (on[0], on[-1] + 1)]
-    return {"heights": [round(100 * count / max(inside)) for count in inside], "ends": ends}
+def _pictures(rows: list[Atom]) -> dict[int, Atom]:
+    """Returns the rows of images by sample, with their pictures decoded."""
+    seen = [row | {"picture": decoded(row["picture"], "an image").convert("RGB")} for row in rows]
+    return {row["sample"]: row for row in seen}
 
 
-def _pictures(rows: list[dict[str, Any]]) -> dict[int, tuple[Image.Image, tuple[int, int]]]:
-    """Returns the image of each sample with its rows and columns of patches."""
-    return {
-        row["sample"]: (
-            decoded(row["picture"], "an image").convert("RGB"),
-            (row["rows"], row["columns"]),
-        )
-        for row in rows
-    }
-
-
-def _cut(pictures: Mapping[int, Any], sample: int, token: int) -> Image.Image:
+def _cut(row: Atom, token: int) -> Image.Image:
     """Returns a patch with those around it; CLS (token 0) is the entire image."""
-    picture, (rows, columns) = pictures[sample]
+    picture = row["picture"]
     if token:
-        width, height = picture.width / columns, picture.height / rows
-        y, x = divmod(token - 1, columns)
+        width, height = picture.width / row["columns"], picture.height / row["rows"]
+        y, x = divmod(token - 1, row["columns"])
         left, right = round((x - 1) * width), round((x + 2) * width)
         upper, lower = round((y - 1) * height), round((y + 2) * height)
         picture = picture.crop((left, upper, right, lower))

@@ -105,7 +105,6 @@ def _claims(result: AuditResult) -> tuple[list[Row], list[Row], list[dict[str, A
                 for part, part_rows in cells.groupby("number", sort=False)
             ]
             card = {"id": place, "title": title, "claim": claim, "numbers": numbers}
-            card["heading"] = f"{claim.title}?"
             cards.append(row | card | {"change": way, "columns": _ON_CARD})
         some = here[here["number"] == first]
         words = [bounds_of(NUMBERS[first], short=True)]

@@ -274,21 +274,17 @@ def _places(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
 
 
 def _most_on(
-    values: Float[Tensor, "pos layer atom"],
-    places: list[str],
-    layers: list[int],
-    atoms: list[int],
-    word: str,
+    values: Tensor, places: list[str], layers: list[int], atoms: list[int], word: str
 ) -> list[str]:
-    """Returns sentences on the largest value, its atom and token, and on the share above 0."""
+    """Returns sentences on the largest value `[pos, layer, atom]`, and on the share above 0."""
     on = values > 0
     if not on.any():
         return [f"These {word}s are off: no value is above 0 in any token."]
     pos, layer, atom = np.unravel_index(int(values.argmax()), values.shape)
     largest, share = float(values[pos, layer, atom]), 100 * float(on.double().mean())
     return [
-        f"{word.capitalize()} {atoms[atom]} of layer {layers[layer]} is on most strongly: {largest:.3g} at "
-        f"{places[pos]}.",
+        f"{word.capitalize()} {atoms[atom]} of layer {layers[layer]} is on most strongly: "
+        f"{largest:.3g} at {places[pos]}.",
         f"Over all tokens {share:.3g}\u00a0% of the values are above 0.",
     ]
 

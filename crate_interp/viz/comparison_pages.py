@@ -26,7 +26,7 @@ from crate_interp.stats.intervals import LEVEL
 from crate_interp.stats.verdicts import NOT_APPLICABLE, UNDECIDED
 from crate_interp.viz.compared_curves import compare, concentration
 from crate_interp.viz.heatmaps import SIGNED, head_ablation
-from crate_interp.viz.page import check_page, fingerprints, heat_map, inline_svg, write_page
+from crate_interp.viz.page import check_page, heat_map, inline_svg, write_page
 
 _HERO = 3  # how many statistics have figures at the top of the page
 
@@ -61,7 +61,6 @@ def compare_page(result: Comparison, out: str | Path) -> Path:
         hero=[_figure(name, result) for name in names or list(by_statistic)[:_HERO]],
         layers=["out" if layer == meta["a"]["n_layers"] else layer for layer in layers],
         signs=signs,
-        sources=_sources(meta),
     )
 
 
@@ -94,26 +93,6 @@ def _row(title: str, table: pd.DataFrame, layers: list[int]) -> Row:
 
 def _ends(row: dict[str, Any], low: str, high: str) -> str:
     return "" if math.isnan(row[low]) else f" ({signed(row[low])} to {signed(row[high])})"
-
-
-def _sources(meta: dict[str, Any]) -> list[tuple[str, str]]:
-    """Returns the settings of each probe, how the sides differ, and where they come from."""
-    pairs = [
-        (probe, ", ".join(f"{key} = {value}" for key, value in facts["settings"].items()) or "none")
-        for probe, facts in meta["probes"].items()
-    ]
-    pairs += [(f"{name}, differing", words) for name, words in meta["noted"].items()]
-    if meta["a"]["n_layers"] != meta["b"]["n_layers"]:
-        words = ", ".join(f"{own} with {other}" for own, other in meta["layers"])
-        pairs.append(("layers, a with b", words))
-    for side in "ab":
-        about = meta[side]
-        versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
-        pairs.append((f"{side}: {about['name']}", ", ".join(about["networks"])))
-        pairs.append((f"{side}, untrained", ", ".join(about["untrained"]) or "none"))
-        pairs.append((f"{side}, versions", versions))
-    pairs += [("data", fingerprints(meta)), ("dtype, device", f"{meta['dtype']}, {meta['device']}")]
-    return [*pairs, *([("seconds", f"{meta['seconds']:g}")] if "seconds" in meta else [])]
 
 
 def ablation_page(result: HeadAblation, out: str | Path, *, explorer: str | None = None) -> Path:

@@ -101,11 +101,9 @@ def render(template: str, **values: object) -> str:
     Raises jinja2.UndefinedError if the template needs a value that is not given.
     """
     meta: Any = values.get("meta", {})
-    words = {
-        "assumed": assumed(meta),
-        "word": entry_word(meta.get("config", {}).get("sparse_step")),
-    }
-    text = _templates().get_template(template).render(words | values)
+    word = entry_word(meta.get("config", {}).get("sparse_step"))
+    words = {"assumed": assumed(meta), "word": word} | values
+    text = _templates().get_template(template).render(words)
     return explained(text) if text.startswith("<!doctype html>") else text
 
 
@@ -214,18 +212,11 @@ def heat_map(
     """Returns the cells of a heat map, each with its colours and with what `cell` says of it.
 
     `cell` is given a layer and a head. It returns the `text` and, if there are any, the `note` that
-    is shown under the pointer, the `link` and the `mark`, a class of the style.
+    is shown under the pointer, the `link`, the `mark`, a class of the style, and `ends`.
     """
     return [
         [
-            {
-                "ground": to_hex(colour),
-                "ink": ink_on(colour),
-                "note": "",
-                "link": "",
-                "mark": "",
-                "ends": "",
-            }
+            {"ground": to_hex(colour), "ink": ink_on(colour), "note": "", "link": "", "mark": ""}
             | cell(layer, head)
             for head, colour in enumerate(row)
         ]

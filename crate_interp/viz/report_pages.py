@@ -49,7 +49,7 @@ def report_page(
     lowest and highest value of the untrained copies. Returns the path of the page.
 
     twins: results of untrained copies of the network, one result for each seed. attention: a figure
-    of `attention_on_image` for each layer that is shown; images: their names. audited: whether the page
+    of `attention_on_image` for each layer shown; images: their names. audited: whether the page
     links to the page of an audit, audit/audit.html. data: the name of the data, shown in the
     command that repeats the report. shuffled: results of the network with its weights in random
     order, a second baseline of random weights. progress: whether to show a bar while the figures
@@ -107,9 +107,9 @@ def report_page(
 def _tiles(figure: Figure) -> list[list[dict[str, str]]]:
     """Returns the panels of `attention_on_image` row by row: the image, then each head's map."""
     rows: list[list[dict[str, str]]] = []
-    for panel in figure.axes:
-        values: Any = panel.images[0].get_array()
-        place: Any = panel.get_subplotspec()
+    panels: Any = figure.axes
+    for panel in panels:
+        place, values = panel.get_subplotspec(), panel.images[0].get_array()
         if place.colspan.start == 0:
             rows.append([])
         uri = map_tile(values) if rows[-1] else image_uri(values)
