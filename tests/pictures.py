@@ -31,8 +31,6 @@ SCRIPTED = (
     "attention-image",
     "attention-text",
     "atoms-image",
-    "atoms-text",
-    "top-tokens",
     "atlas",
     "atlas-layer",
 )

@@ -228,12 +228,14 @@ class AtomResult(Result):
 
     def legend(self) -> str:
         """Returns the meaning of the columns of `layers()`."""
+        word = self.word()
+        one = "an atom" if word == "atom" else f"a {word}"
         return (
-            "dead: atoms that are never on. dense: atoms that are on at more than "
+            f"dead: {word}s that are never on. dense: {word}s that are on at more than "
             f"{self.meta['settings']['dense']:.0%} of the tokens.\n"
-            "firing_rate: share of the tokens at which an atom is on, mean over atoms. energy: "
+            f"firing_rate: share of the tokens at which {one} is on, mean over {word}s. energy: "
             "|z|^2 of a token's code, mean over tokens.\n"
-            "coherence: the largest cosine between two atoms. condition: largest over smallest "
+            f"coherence: the largest cosine between two {word}s. condition: largest over smallest "
             "singular value of D."
         )
 

@@ -88,7 +88,7 @@ function point() {
     element.classList.toggle("looked", place === k);
   });
   const order = [...Array(keys(q)).keys()].sort((a, b) => share(head, q, b) - share(head, q, a));
-  const said = place => `${data.tokens[place]} ${share(head, q, place).toPrecision(2)}`;
+  const said = place => `${data.grid && place >= count - data.grid[0] * data.grid[1] ? "patch " : ""}${data.tokens[place]} ${share(head, q, place).toPrecision(2)}`;
   let words = `${data.heads[head]}: ${data.tokens[q]} (${q}) looks most at ${order.slice(0, 3).map(said).join(", ")}`;
   if (k !== null && k < keys(q)) {
     const even = share(head, q, k) * keys(q);
