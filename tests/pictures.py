@@ -30,7 +30,6 @@ SHADED = ("atoms-text",)
 SCRIPTED = (
     "attention-image",
     "attention-text",
-    "atoms-image",
     "atlas",
     "atlas-layer",
 )
