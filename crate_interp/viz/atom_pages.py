@@ -298,9 +298,7 @@ def _cards(result: AtomResult, excerpts: Excerpts) -> list[dict[str, Any]]:
 def _pictures(rows: list[Atom]) -> dict[int, Atom]:
     """Returns the rows of images by sample, with their pictures decoded."""
     opened: Any = (decoded(row["picture"], "an image").convert("RGB") for row in rows)
-    return {
-        row["sample"]: row | {"picture": image} for row, image in zip(rows, opened, strict=True)
-    }
+    return {row["sample"]: row | {"picture": one} for row, one in zip(rows, opened, strict=True)}
 
 
 def _cut(row: Atom, token: int) -> Image.Image:
