@@ -1,6 +1,6 @@
 // Where the first row of drawings of a page stands, with what is below it: two thirds as high as wide.
 () => {
-  const shown = [...document.querySelectorAll("svg, canvas, img, table")].filter(e => e.checkVisibility());
+  const shown = [...document.querySelectorAll("svg, canvas, img, table, .beside, .duo, .places, .first")].filter(e => e.checkVisibility());
   let boxes = shown.map(e => e.getBoundingClientRect()).filter(b => b.width >= 60 && b.height >= 36);
   if (!boxes.length) boxes = [document.body.getBoundingClientRect()];
   const top = Math.min(...boxes.map(b => b.top)), row = boxes.filter(b => b.top < top + 200);

@@ -30,9 +30,6 @@ SHADED = ("atoms-text",)
 SCRIPTED = (
     "attention-image",
     "attention-text",
-    "atoms-image",
-    "atoms-text",
-    "top-tokens",
     "atlas",
     "atlas-layer",
 )

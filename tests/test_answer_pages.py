@@ -142,7 +142,7 @@ def test_the_map_of_heads_has_their_drops_and_opens_them(ablated, tmp_path):
     table = ablated.heads().set_index(["layer", "head"])
     page = ci.viz.ablation_page(ablated, tmp_path / "a", explorer="explore.html")
     text = page.read_text()
-    found = re.findall(r'href="explore.html#layer=(\d)&amp;head=(\d)">([-+.\de]+)</a>', text)
+    found = re.findall(r'href="explore.html#layer=(\d)&amp;head=(\d)">([-+.\de]+)<', text)
     assert [(int(layer), int(head)) for layer, head, _ in found] == list(table.index)
     for layer, head, drop in found:
         assert drop == f"{table.loc[(int(layer), int(head)), 'drop']:+.2g}"

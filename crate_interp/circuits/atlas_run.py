@@ -124,8 +124,8 @@ class Atlas(AtomResult):
     def finding(self) -> str:
         """Returns how many atoms there are, how many are dead, and the effect of the top atom."""
         clear, every = self.clear("ablation")
-        words = f"Removing {clear:,} of {every:,} tested atoms measurably changes the loss."
-        return f"{super().finding()} {self.largest()} {words if every else ''}".strip()
+        end = f"Removing {clear:,} of {every:,} tested {self.word()}s measurably changes the loss."
+        return f"{super().finding()} {self.largest()} {end if every else ''}".strip()
 
     def lead(self, layer: int | None = None) -> tuple[int, int]:
         """Returns (layer, atom) of the atom that `largest` is about."""

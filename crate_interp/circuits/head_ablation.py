@@ -155,18 +155,18 @@ class HeadAblation(Result):
         ends = self.interval_words(best["low"], best["high"], before="by itself ")
         said += [
             f"The effect of {head} ({settings['how']} ablation) is {drop:+.3g} {unit} ({ends}), "
-            f"from a base of {best['base']:.3g} (guessing: {self._guessing():.3g})."
+            f"from a base of {best['base']:.3g} (guessing: {self.guessing():.3g})."
         ]
         return [*self._worse(), *said]
 
-    def _guessing(self) -> float:
+    def guessing(self) -> float:
         """Returns the metric of equally likely answers."""
         choices = self.meta["config"].get("n_classes") or self.meta["config"].get("d_vocab") or 1
         return math.log(choices) if self.meta["settings"]["metric"] == "loss" else 1 / choices
 
     def _worse(self) -> list[str]:
         """Returns a warning and what to check if answers are worse than by chance, else nothing."""
-        metric, even = self.meta["settings"]["metric"], self._guessing()
+        metric, even = self.meta["settings"]["metric"], self.guessing()
         base = self._table("heads")["base"].to_numpy().mean()
         if even in (0, 1) or (base <= even if metric == "loss" else base >= even):
             return []

@@ -93,6 +93,12 @@ _OWN: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 FAMILIES = {name: cast(Facts, _COMMON | own) for name, own in _OWN.items()}
 
+
+def entry_word(sparse_step: str | None) -> str:
+    """Returns what an entry of a layer's code is called: a neuron of an MLP, else an atom."""
+    return "neuron" if (sparse_step or "").startswith("mlp") else "atom"
+
+
 # Steps whose dictionary is square and whose code replaces the stream.
 SQUARE_STEPS = ("ista",)
 STEPS_WITH_ETA = ("ista", "odl", "tied-odl")  # eta and lambd are numbers in the code of these steps

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from crate_interp.config.families import entry_word
 from crate_interp.core import checks
 from crate_interp.core.device_waits import fetched
 from crate_interp.core.run_options import Run, run_options
@@ -227,12 +228,14 @@ class AtomResult(Result):
 
     def legend(self) -> str:
         """Returns the meaning of the columns of `layers()`."""
+        word = self.word()
+        one = "an atom" if word == "atom" else f"a {word}"
         return (
-            "dead: atoms that are never on. dense: atoms that are on at more than "
+            f"dead: {word}s that are never on. dense: {word}s that are on at more than "
             f"{self.meta['settings']['dense']:.0%} of the tokens.\n"
-            "firing_rate: share of the tokens at which an atom is on, mean over atoms. energy: "
+            f"firing_rate: share of the tokens at which {one} is on, mean over {word}s. energy: "
             "|z|^2 of a token's code, mean over tokens.\n"
-            "coherence: the largest cosine between two atoms. condition: largest over smallest "
+            f"coherence: the largest cosine between two {word}s. condition: largest over smallest "
             "singular value of D."
         )
 
@@ -264,6 +267,10 @@ class AtomResult(Result):
         tokens = sums.loc[sums["layer"] == layer, "n_tokens"].iloc[0]
         return np.stack(pairs.loc[pairs["layer"] == layer, "counts"].tolist()) / tokens
 
+    def word(self) -> str:
+        """Returns what an entry of the code is called: "atom", or "neuron" of an MLP."""
+        return entry_word(self.meta["config"].get("sparse_step"))
+
     def finding(self) -> str:
         """Returns how many atoms there are, and how many are dead or dense."""
         layers: Any = self._table("layers")
@@ -271,8 +278,8 @@ class AtomResult(Result):
         where = f"{self.meta['model'] or 'a model'}, {self.counted_samples()}"
         most = self.meta["settings"]["dense"]
         return (
-            f"{dense:,} of {total:,} atoms are on at more than {most:.0%} of the tokens, and "
-            f"{dead or 'none'} never ({where})."
+            f"{dense:,} of {total:,} {self.word()}s are on at more than {most:.0%} of the tokens, "
+            f"and {dead or 'none'} never ({where})."
         )
 
     def _notebook_table(self) -> pd.DataFrame:

@@ -8,7 +8,8 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,9 @@ from crate_interp.viz.page import inline_svg, picture_uri, result_page, write_pa
 
 SHOWN = 60  # atoms that a page of an atlas shows at once
 CARDS, _TOKENS = 8, 4  # of the page of statistics: cards of each layer, tokens of each card
-_ON_INDEX = {"images": 3, "windows": 1}  # patches or contexts of each atom on the index
+_ON_INDEX = {"images": 3, "windows": 2}  # patches or contexts of each atom on the index
 _SIDE = 72  # pixels of a patch with those around it
+_FLAT = 400.0  # the norm of a cut of 12 by 12 pixels whose colours vary by 20 of 255
 _LINE_ENDS = str.maketrans({"\r": "", "\n": "\u21b5", "\t": "\u2192"})
 _PARTS = ("before", "at", "after")  # of the text around a token
 
@@ -69,7 +71,7 @@ def _write(atlas: Atlas, out: Path) -> None:
     about = {"is_text": atlas.meta["unit"] == "windows", "measured": atlas.table("logits")}
     about["direct"] = any(atlas.table("directions")["raises"].tolist())
     data = {"text": about["is_text"], "unit": atlas.meta["unit"], "grid": [0, 0]}
-    data |= {"shown": SHOWN, "octave": OCTAVES[0]}
+    data |= {"shown": SHOWN, "octave": OCTAVES[0], "word": atlas.word()}
     if len(images):
         data["grid"] = images[["rows", "columns"]].iloc[0].tolist()
     every = _atoms(atlas)
@@ -81,7 +83,7 @@ def _write(atlas: Atlas, out: Path) -> None:
         page = result_page(
             atlas,
             "atlas-layer.html",
-            f"the atoms of layer {layer}",
+            f"the {atlas.word()}s of layer {layer}",
             said=[atlas.largest(layer)],
             numbers={},
             layer=layer,
@@ -93,6 +95,7 @@ def _write(atlas: Atlas, out: Path) -> None:
         rest = json.dumps(cards[SHOWN:], ensure_ascii=False, separators=(",", ":"))
         write_text(out / "layers" / f"layer-{layer}.js", f"more({rest});")
     every.sort(key=partial(_order, lead=atlas.lead()))
+    _set_agreements(atlas, every)
     counts = {kind: atlas.clear(kind) for kind in ("first_order", "ablation")}
     tried = counts["ablation"][1] > 0
     clear, tested = counts["ablation" if tried else "first_order"]
@@ -102,10 +105,10 @@ def _write(atlas: Atlas, out: Path) -> None:
     page = result_page(
         atlas,
         "atlas-index.html",
-        "an atlas of its atoms",
+        f"an atlas of its {atlas.word()}s",
         said=[
-            f"Removing {clear:,} of {tested:,} {'tested ' * tried}atoms measurably changes the "
-            f"loss{'' if tried else ', to first order'}.",
+            f"Removing {clear:,} of {tested:,} {'tested ' * tried}{atlas.word()}s measurably "
+            f"changes the loss{'' if tried else ', to first order'}.",
             f"About {LEVEL * tested:,.0f} would do so by chance. {atlas.largest()}",
         ],
         numbers={"Layers": layers},
@@ -150,6 +153,31 @@ def _atoms(atlas: Atlas) -> list[Atom]:
     return atoms
 
 
+def _set_agreements(atlas: Atlas, every: list[Atom]) -> None:
+    """Sets how alike an atom's first inputs from different samples are: the mean over pairs.
+
+    For images it is the cosine of two cuts less their mean colours; flat cuts count less. For texts
+    it is how often the tokens are the same.
+    """
+    images: Any = atlas.table("images")
+    pictures = _pictures(images.to_dict("records"))
+
+    @cache
+    def mark(sample: int, token: int) -> np.ndarray:
+        cut = np.asarray(_cut(pictures[sample], token).resize((12, 12)), float)
+        colours = (cut - cut.mean(axis=(0, 1))).ravel()
+        return colours / max(float(np.linalg.norm(colours)), _FLAT)
+
+    for atom in every:
+        pairs: Any = [
+            (mark(a["sample"], a["token"]), mark(b["sample"], b["token"])) if pictures else (a, b)
+            for a, b in combinations(atom["tokens"][:_TOKENS], 2)
+            if a["sample"] != b["sample"]
+        ]
+        alike = [a @ b if pictures else a["text"][1:2] == b["text"][1:2] for a, b in pairs]
+        atom["agreement"] = float(np.mean(alike)) if alike else math.nan
+
+
 def _carried(atom: Atom, counts: list[int]) -> list[Any]:
     """Returns an atom as a list, the form that the script of a layer reads.
 
@@ -178,7 +206,7 @@ def _listed(atom: Atom, count: int) -> list[Any]:
     logits = [visible(re.split(r", (?=')", atom[name])[0]) for name in ("raises", "lowers")]
     places = [[token["sample"], token["token"]] for token in tokens]
     start = [atom["layer"], atom["atom"], *numbers, int(atom["exact"]), atom["state"]]
-    return [*start, *logits, places, texts]
+    return [*start, *logits, places, texts, _short(atom["agreement"])]
 
 
 def _short(value: float) -> float | None:
@@ -206,11 +234,12 @@ def atoms_page(result: AtomResult, out: str | Path, *, excerpts: Excerpts | None
         result,
         out,
         "atoms.html",
-        "when its atoms are on",
+        f"when its {result.word()}s are on",
         said=[result.finding()],
         numbers={"Layer by layer": result.layers()},
         rates=inline_svg(_rates(result), result.finding(), salt="rates"),
         layers=_cards(result, excerpts or {}),
+        octave=OCTAVES[0],
     )
 
 
@@ -228,7 +257,7 @@ def _rates(result: AtomResult) -> Any:
             str(layer), (0.02 + 0.05 * at, 100 * np.interp(0.02 + 0.05 * at, places, rates)),
             fontsize=TEXT, xytext=(0, 3), textcoords="offset points",
         )  # fmt: skip
-    axes.set_xlabel("atoms of a layer, the most often on first (share)", fontsize=TEXT)
+    axes.set_xlabel(f"{result.word()}s of a layer, the most often on first (share)", fontsize=TEXT)
     axes.set_ylabel("tokens at which it is on (%)", fontsize=TEXT)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
@@ -242,11 +271,11 @@ def _cards(result: AtomResult, excerpts: Excerpts) -> list[dict[str, Any]]:
         excerpts[name].to_dict("records") if name in excerpts else []
         for name in ("images", "contexts")
     )
-    pictures = {row["sample"]: row for row in images}
+    pictures = _pictures(images)
     texts = {(row["sample"], row["token"]): [row[part] for part in _PARTS] for row in contexts}
 
     def token_of(sample: int, token: int, value: float) -> dict[str, Any]:
-        picture = _cut(pictures[sample], token) if sample in pictures else ""
+        picture = picture_uri(_cut(pictures[sample], token)) if sample in pictures else ""
         place = f"sample {sample}, token {token}"
         text = texts.get((sample, token))
         return {"value": value, "place": place, "picture": picture, "text": text}
@@ -258,7 +287,7 @@ def _cards(result: AtomResult, excerpts: Excerpts) -> list[dict[str, Any]]:
         for row in best.to_dict("records"):
             top: Any = result.top(int(layer), int(row["atom"])).head(_TOKENS)
             places = top[["sample", "token", "value"]].to_dict("records")
-            bars = _bars(counts.get((layer, row["atom"]), []))
+            bars = counts.get((layer, row["atom"]), [])
             tokens = [token_of(**place) for place in places]
             card = {"name": f"L{layer}A{row['atom']}", "row": row, "bars": bars, "tokens": tokens}
             cards.append(card)
@@ -266,23 +295,19 @@ def _cards(result: AtomResult, excerpts: Excerpts) -> list[dict[str, Any]]:
     return layers
 
 
-def _bars(counts: list[int]) -> dict[str, Any] | None:
-    """Returns the heights of a histogram in per cent, and the values at its ends."""
-    on = [at for at, count in enumerate(counts) if count]
-    if not on:
-        return None
-    inside = counts[on[0] : on[-1] + 1]
-    ends = [f"{2.0 ** (OCTAVES[0] + at):.2g}" for at in (on[0], on[-1] + 1)]
-    return {"heights": [round(100 * count / max(inside)) for count in inside], "ends": ends}
+def _pictures(rows: list[Atom]) -> dict[int, Atom]:
+    """Returns the rows of images by sample, with their pictures decoded."""
+    opened: Any = (decoded(row["picture"], "an image").convert("RGB") for row in rows)
+    return {row["sample"]: row | {"picture": one} for row, one in zip(rows, opened, strict=True)}
 
 
-def _cut(row: Atom, token: int) -> str:
-    """Returns a patch with those around it as a data URI; CLS (token 0) is the entire image."""
-    picture = decoded(row["picture"], "an image").convert("RGB")
+def _cut(row: Atom, token: int) -> Image.Image:
+    """Returns a patch with those around it; CLS (token 0) is the entire image."""
+    picture = row["picture"]
     if token:
         width, height = picture.width / row["columns"], picture.height / row["rows"]
         y, x = divmod(token - 1, row["columns"])
         left, right = round((x - 1) * width), round((x + 2) * width)
         upper, lower = round((y - 1) * height), round((y + 2) * height)
         picture = picture.crop((left, upper, right, lower))
-    return picture_uri(picture.resize((_SIDE, _SIDE), Image.Resampling.NEAREST))
+    return picture.resize((_SIDE, _SIDE), Image.Resampling.NEAREST)

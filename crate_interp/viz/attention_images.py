@@ -200,7 +200,7 @@ def head_grid(
     what = "attention" if plain_attention else _SHARE.get(kind, "share")
     special = model.cfg.n_special
     even = even_share(model, grid[0] * grid[1] + (special if cls_key else 0))
-    said, first = _finding(every, chosen, even, what)
+    said, best = _finding(every, chosen, even, what)
     heading = map_heading(model, query)
     name = model.cfg.model_name or ("Attention" if plain_attention else model.cfg.family)
     title = f"{name}: {heading[0].lower()}{heading[1:]}"
@@ -208,7 +208,7 @@ def head_grid(
         "heads.html",
         title,
         said=said,
-        first=first,
+        best=best,
         what=what,
         kind=kind,
         special=special,
@@ -224,8 +224,8 @@ def head_grid(
 
 def _finding(
     every: list[np.ndarray], layers: list[int], even: float, what: str
-) -> tuple[list[str], int]:
-    """Returns sentences on the head with the largest share on one patch, and this head's layer."""
+) -> tuple[list[str], tuple[int, int]]:
+    """Returns sentences on the head with the largest share on one patch, its layer and number."""
     largest = np.stack([values.max(axis=(2, 3)).mean(axis=0) for values in every])  # [layer, head]
     place, head = np.unravel_index(largest.argmax(), largest.shape)
     words = (
@@ -235,4 +235,4 @@ def _finding(
     even_words = (
         f"This number is a mean over images. An even map would give every patch {even:.2g}."
     )
-    return [words, even_words], layers[place]
+    return [words, even_words], (layers[place], int(head))

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from crate_interp.config.families import entry_word
 from crate_interp.core import checks
 from crate_interp.core.errors import CheckpointError
 from crate_interp.core.safe_text import LONGEST, visible
@@ -81,7 +82,7 @@ def attention(
     number = layer % len(model.blocks)
     causal = bool(model.cfg.kind == "text" and model.cfg.causal)
     labels = [f"L{number}H{head}" for head in chosen]
-    said, first = _finding(values, labels, causal)
+    said, spread = _finding(values, labels, causal)
     shape = None if model.cfg.kind == "text" or tokens is not None else grid_of(model, grid)
     title = f"{name_of(cache)}: what each token attends to"
     return Html.of(
@@ -94,7 +95,8 @@ def attention(
             "heads": labels,
             "causal": causal,
             "grid": shape,
-            "first": first,
+            "first": int(spread.argmin()),
+            "spread": [f"{tokens_seen:.1f}" for tokens_seen in spread],
             **_packed(values),
         },
     )
@@ -110,8 +112,8 @@ def _packed(values: Float[np.ndarray, "head query key"]) -> dict[str, Any]:
 
 def _finding(
     values: Float[np.ndarray, "head query key"], names: list[str], causal: bool
-) -> tuple[list[str], int]:
-    """Returns sentences on the head that looks at the fewest tokens, and its index in `names`."""
+) -> tuple[list[str], Float[np.ndarray, "head"]]:
+    """Returns sentences on the head that looks at the fewest tokens, and how many each looks at."""
     safe = np.where(values > 0, values, 1.0)
     entropy = -(values * np.log(safe)).sum(axis=2)  # [head, query]
     count = values.shape[1]
@@ -126,7 +128,7 @@ def _finding(
     more = (
         "" if first == last else f" {names[last]}, the most even head, looks at {spread[last]:.1f}."
     )
-    return [words, f"Even attention would be {even:.1f} (exp of the mean entropy).{more}"], first
+    return [words, f"Even attention would be {even:.1f} (exp of the mean entropy).{more}"], spread
 
 
 def activations(
@@ -165,8 +167,9 @@ def activations(
     known = tokens_of(cache, sample) if tokens is None else tokens
     values = torch.stack([layer[:, picked] for layer in found], dim=1)  # [pos, layer, atom]
     called = _places(model, known, len(found[0]), grid)
-    title, kicker = f"{name_of(cache)}: where atoms are on", f"{point}, sample {sample}"
-    said = _most_on(values, called, chosen, picked)
+    word = entry_word(model.cfg.sparse_step)
+    title, kicker = f"{name_of(cache)}: where {word}s are on", f"{point}, sample {sample}"
+    said = _most_on(values, called, chosen, picked, word)
     _, first, best = np.unravel_index(int(values.argmax()), values.shape)
     if model.cfg.kind != "text" and tokens is None:
         return Html.of(
@@ -174,6 +177,7 @@ def activations(
             title,
             kicker=kicker,
             said=said,
+            word=word,
             picture="" if images is None else picture_of(model, images, sample, cache),
             data={
                 "values": _rounded(values.permute(1, 2, 0)),  # [layer, atom, pos]
@@ -191,11 +195,11 @@ def activations(
         "tokens": names_of(model, known, len(found[0]), grid),
         "activations": _rounded(values[:, layer_order][:, :, atom_order]),
         "firstDimensionName": "Layer",
-        "secondDimensionName": "Atom",
+        "secondDimensionName": word.capitalize(),
         "firstDimensionLabels": [str(chosen[at]) for at in layer_order],
         "secondDimensionLabels": [str(picked[at]) for at in atom_order],
     }
-    return _circuitsvis(title, kicker, said, "TextNeuronActivations", properties)
+    return _circuitsvis(title, kicker, said, word, "TextNeuronActivations", properties)
 
 
 def top_tokens(
@@ -245,18 +249,20 @@ def top_tokens(
         names.append(names_of(cache.model, words[sample], values.shape[1], None))
         stacks.append(values.transpose(0, 1))
         places += _places(cache.model, words[sample], values.shape[1], None)
+    word = entry_word(cache.model.cfg.sparse_step)
     properties = {
         "tokens": names,
         **best,
         "firstDimensionName": "Layer",
-        "thirdDimensionName": "Atom",
+        "thirdDimensionName": word.capitalize(),
+        "thirdDimensionLabels": [str(atom) for atom in picked],  # of our table
         "sampleLabels": [f"sample {sample}" for sample in samples],
         "firstDimensionLabels": [str(layer) for layer in chosen],
     }
-    title = f"{name_of(cache)}: in which tokens atoms are largest"
-    said = _most_on(torch.cat(stacks), places, chosen, picked)
+    title = f"{name_of(cache)}: in which tokens {word}s are largest"
+    said = _most_on(torch.cat(stacks), places, chosen, picked, word)
     kicker = f"{point}, {counted(n, 'samples')}"
-    return _circuitsvis(title, kicker, said, "TopkTokens", properties)
+    return _circuitsvis(title, kicker, said, word, "TopkTokens", properties)
 
 
 def _places(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
@@ -268,27 +274,27 @@ def _places(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
 
 
 def _most_on(
-    values: Float[Tensor, "pos layer atom"], places: list[str], layers: list[int], atoms: list[int]
+    values: Tensor, places: list[str], layers: list[int], atoms: list[int], word: str
 ) -> list[str]:
-    """Returns sentences on the largest value, its atom and token, and on the share above 0."""
+    """Returns sentences on the largest value `[pos, layer, atom]`, and on the share above 0."""
     on = values > 0
     if not on.any():
-        return ["These atoms are off: no value is above 0 in any token."]
+        return [f"These {word}s are off: no value is above 0 in any token."]
     pos, layer, atom = np.unravel_index(int(values.argmax()), values.shape)
     largest, share = float(values[pos, layer, atom]), 100 * float(on.double().mean())
     return [
-        f"Atom {atoms[atom]} of layer {layers[layer]} is on most strongly: {largest:.3g} at "
-        f"{places[pos]}.",
+        f"{word.capitalize()} {atoms[atom]} of layer {layers[layer]} is on most strongly: "
+        f"{largest:.3g} at {places[pos]}.",
         f"Over all tokens {share:.3g}\u00a0% of the values are above 0.",
     ]
 
 
 def _circuitsvis(
-    title: str, kicker: str, said: list[str], component: str, properties: dict[str, Any]
+    title: str, kicker: str, said: list[str], word: str, component: str, properties: dict[str, Any]
 ) -> Html:
     """Returns a page with one component of circuitsvis."""
     more = {"component": component, "properties": properties, "circuitsvis": _bundle()}
-    return Html.of("interactive.html", title, kicker=kicker, said=said, **more)
+    return Html.of("interactive.html", title, kicker=kicker, said=said, word=word, **more)
 
 
 @once

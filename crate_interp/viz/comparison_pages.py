@@ -26,7 +26,7 @@ from crate_interp.stats.intervals import LEVEL
 from crate_interp.stats.verdicts import NOT_APPLICABLE, UNDECIDED
 from crate_interp.viz.compared_curves import compare, concentration
 from crate_interp.viz.heatmaps import SIGNED, head_ablation
-from crate_interp.viz.page import check_page, fingerprints, heat_map, inline_svg, write_page
+from crate_interp.viz.page import check_page, heat_map, inline_svg, write_page
 
 _HERO = 3  # how many statistics have figures at the top of the page
 
@@ -61,7 +61,6 @@ def compare_page(result: Comparison, out: str | Path) -> Path:
         hero=[_figure(name, result) for name in names or list(by_statistic)[:_HERO]],
         layers=["out" if layer == meta["a"]["n_layers"] else layer for layer in layers],
         signs=signs,
-        sources=_sources(meta),
     )
 
 
@@ -96,26 +95,6 @@ def _ends(row: dict[str, Any], low: str, high: str) -> str:
     return "" if math.isnan(row[low]) else f" ({signed(row[low])} to {signed(row[high])})"
 
 
-def _sources(meta: dict[str, Any]) -> list[tuple[str, str]]:
-    """Returns the settings of each probe, how the sides differ, and where they come from."""
-    pairs = [
-        (probe, ", ".join(f"{key} = {value}" for key, value in facts["settings"].items()) or "none")
-        for probe, facts in meta["probes"].items()
-    ]
-    pairs += [(f"{name}, differing", words) for name, words in meta["noted"].items()]
-    if meta["a"]["n_layers"] != meta["b"]["n_layers"]:
-        words = ", ".join(f"{own} with {other}" for own, other in meta["layers"])
-        pairs.append(("layers, a with b", words))
-    for side in "ab":
-        about = meta[side]
-        versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
-        pairs.append((f"{side}: {about['name']}", ", ".join(about["networks"])))
-        pairs.append((f"{side}, untrained", ", ".join(about["untrained"]) or "none"))
-        pairs.append((f"{side}, versions", versions))
-    pairs += [("data", fingerprints(meta)), ("dtype, device", f"{meta['dtype']}, {meta['device']}")]
-    return [*pairs, *([("seconds", f"{meta['seconds']:g}")] if "seconds" in meta else [])]
-
-
 def ablation_page(result: HeadAblation, out: str | Path, *, explorer: str | None = None) -> Path:
     """Writes ablation.html, heads.png and the result (save) into a folder.
 
@@ -142,6 +121,7 @@ def ablation_page(result: HeadAblation, out: str | Path, *, explorer: str | None
         said=result.sentences(),
         numbers={"Every head": table},
         explorer=explorer,
+        guess=result.guessing(),
         map=_map(result, explorer),
     )
 
@@ -159,6 +139,7 @@ def _map(result: HeadAblation, explorer: str | None) -> list[list[dict[str, Any]
         about = "\u2248" if guessed else ""
         return {
             "text": f"{about}{row['drop']:+.2g}",
+            "ends": "" if guessed else f"{row['low']:+.2g} to {row['high']:+.2g}",
             "note": f"L{layer}H{head}: {row['drop']:+.3g} ({'first order' if guessed else ends})",
             "link": f"{explorer}#layer={layer}&head={head}" if explorer else "",
             "mark": "" if guessed or row["p"] <= LEVEL else "faint",
@@ -185,5 +166,5 @@ def concentration_page(result: Concentration, out: str | Path) -> Path:
         {"concentration.png": concentration(result)},
         said=result.sentences(),
         numbers=numbers,
-        curves=inline_svg(concentration(result), result.finding(), salt="curves"),
+        curves=inline_svg(concentration(result, title=""), result.finding(), salt="curves"),
     )

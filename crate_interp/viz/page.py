@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
+from crate_interp.config.families import entry_word
 from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import in_html, plain, visible
 from crate_interp.results.result import Result, model_name
@@ -65,7 +66,7 @@ class Html:
         said: as in `result_page`; links to the page and notebooks say its first sentence.
         still: a figure that stands for the page where no JavaScript runs.
         """
-        picture = "" if still is None else figure_uri(still, "png")
+        picture = "" if still is None else figure_uri(still)
         page = render(template, title=title, said=said, still=picture, **values)
         return cls(title, page, " ".join(said[:2]), picture)
 
@@ -100,7 +101,9 @@ def render(template: str, **values: object) -> str:
     Raises jinja2.UndefinedError if the template needs a value that is not given.
     """
     meta: Any = values.get("meta", {})
-    text = _templates().get_template(template).render({"assumed": assumed(meta)} | values)
+    word = entry_word(meta.get("config", {}).get("sparse_step"))
+    words = {"assumed": assumed(meta), "word": word} | values
+    text = _templates().get_template(template).render(words)
     return explained(text) if text.startswith("<!doctype html>") else text
 
 
@@ -209,7 +212,7 @@ def heat_map(
     """Returns the cells of a heat map, each with its colours and with what `cell` says of it.
 
     `cell` is given a layer and a head. It returns the `text` and, if there are any, the `note` that
-    is shown under the pointer, the `link` and the `mark`, a class of the style.
+    is shown under the pointer, the `link`, the `mark`, a class of the style, and `ends`.
     """
     return [
         [
@@ -295,12 +298,12 @@ def data_uri(data: bytes, kind: str = "png") -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def figure_uri(figure: Figure, kind: str = "jpeg") -> str:
-    """Returns a matplotlib figure as a data URI; of photographs a JPEG is a quarter of a PNG."""
-    buffer, options = io.BytesIO(), {"jpeg": {"quality": 85}, "png": {"optimize": True}}
+def figure_uri(figure: Figure) -> str:
+    """Returns a matplotlib figure as the data URI of a PNG file."""
+    buffer = io.BytesIO()
     with quiet():
-        figure.savefig(buffer, format=kind, dpi=110, pil_kwargs=options[kind])
-    return data_uri(buffer.getvalue(), kind)
+        figure.savefig(buffer, format="png", dpi=110, pil_kwargs={"optimize": True})
+    return data_uri(buffer.getvalue())
 
 
 def inline_svg(figure: Figure, alt: str, salt: str) -> str:

@@ -21,8 +21,8 @@ from crate_interp.sweeps import findings, layer_curves
 from crate_interp.sweeps.findings import at_attention, ends, instead_of_u
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.viz.by_layer import change_at_attention, layers
-from crate_interp.viz.canvas import fix_layout, quiet, set_title
-from crate_interp.viz.page import figure_uri, inline_svg, result_page, sources
+from crate_interp.viz.canvas import quiet, set_title
+from crate_interp.viz.page import image_uri, inline_svg, map_tile, result_page, sources
 
 _TITLE = 0.35  # inches, for two lines above a figure
 Sweeps = Sequence[SweepResult]
@@ -51,7 +51,7 @@ def report_page(
     lowest and highest value of the untrained copies. Returns the path of the page.
 
     twins: results of untrained copies of the network, one result for each seed. attention: a figure
-    of maps over images for each layer that is shown; images: their names. audited: whether the page
+    of `attention_on_image` for each layer shown; images: their names. audited: whether the page
     links to the page of an audit, audit/audit.html. data: the name of the data, shown in the
     command that repeats the report. shuffled: results of the network with its weights in random
     order, a second baseline of random weights. progress: whether to show a bar while the figures
@@ -65,7 +65,6 @@ def report_page(
         write_text(stage / "layers.csv", _layers_csv(result, twins))
         (stage / "figures").mkdir()
         for layer, figure in (attention or {}).items():
-            fix_layout(figure)
             figure.savefig(stage / "figures" / f"attention-layer-{layer}.png", dpi=150)
         known = layer_curves.names(result)
         change, first = _change(result, twins, shuffled), findings.beginning(known)
@@ -93,7 +92,7 @@ def report_page(
             ],
             hero=[*change, *(by_name[name] for name in first)],
             audited=audited,
-            attention={layer: figure_uri(one) for layer, one in (attention or {}).items()},
+            attention={layer: _tiles(one) for layer, one in (attention or {}).items()},
             images=images,
             sections=sections,
             command=_command(result, twins, data, audited),
@@ -105,6 +104,19 @@ def report_page(
         )
         write_text(stage / "report.html", page)
     return Path(out) / "report.html"
+
+
+def _tiles(figure: Figure) -> list[list[dict[str, str]]]:
+    """Returns the panels of `attention_on_image` row by row: the image, then each head's map."""
+    rows: list[list[dict[str, str]]] = []
+    panels: Any = figure.axes
+    for panel in panels:
+        place, values = panel.get_subplotspec(), panel.images[0].get_array()
+        if place.colspan.start == 0:
+            rows.append([])
+        uri = map_tile(values) if rows[-1] else image_uri(values)
+        rows[-1].append({"uri": uri, "words": panel.get_xlabel().replace("\n", ", ")})
+    return rows
 
 
 def _change(result: SweepResult, twins: Sweeps, shuffled: Sweeps) -> list[dict[str, str]]:

@@ -19,6 +19,28 @@ const cells = data.names.map((name, place) => {
   return cell;
 });
 
+const MOST = 24, each = find("each");  // small maps of atoms that are shown at once
+const maps = data.atoms.slice(0, MOST).map((name, place) => {
+  const button = document.createElement("button"), map = document.createElement("canvas"), words = document.createElement("small");
+  button.type = "button";
+  map.style.backgroundImage = over.style.backgroundImage;
+  button.append(map, document.createTextNode(name), words);
+  button.addEventListener("click", () => { atoms.value = place; show(); });
+  each.append(button);
+  return [button, map, words];
+});
+const veil = (value, most) => over.style.backgroundImage && value >= 0
+  ? `rgb(0 0 0 / ${84 * (1 - value / most)}%)` : `rgb(${value < 0 ? "226 112 40" : "58 134 200"} / ${100 * Math.abs(value) / most}%)`;
+
+function draw(map, now, most) {
+  const pen = map.getContext("2d");
+  [map.height, map.width] = data.grid;
+  now.slice(before).forEach((value, patch) => {
+    pen.fillStyle = veil(value, most);
+    pen.fillRect(patch % map.width, Math.floor(patch / map.width), 1, 1);
+  });
+}
+
 function values() {
   return data.values[+layers.value][+atoms.value];
 }
@@ -29,12 +51,16 @@ function say(place) {
 
 function show() {
   const now = values(), most = Math.max(...now.map(Math.abs)) || 1;
-  const picture = over.style.backgroundImage ? "transparent" : "var(--card)";
   now.forEach((value, place) => {
     const ink = value < 0 ? "var(--other)" : "var(--accent)";
-    const [deepest, ground] = place < before ? [45, "var(--card)"] : [85, picture]; // CLS is a word
-    cells[place].style.background =
-      `color-mix(in srgb, ${ink} ${Math.round(deepest * Math.abs(value) / most)}%, ${ground})`;
+    cells[place].style.background = place >= before ? veil(value, most)
+      : `color-mix(in srgb, ${ink} ${Math.round(45 * Math.abs(value) / most)}%, var(--card))`;
+  });
+  maps.forEach(([button, map, words], place) => {
+    const row = data.values[+layers.value][place], top = Math.max(...row.map(Math.abs));
+    draw(map, row, top || 1);
+    words.textContent = top ? `${+top.toPrecision(3)}` : "off";
+    button.setAttribute("aria-pressed", String(place === +atoms.value));
   });
   say(now.indexOf(Math.max(...now)));
 }

@@ -1,11 +1,13 @@
 // The index of an atlas: cards of atoms, sorted and filtered. `data.atoms` has a row for each atom.
 const atoms = data.atoms.map((row, place) => {
-  const [layer, atom, fires, effect, low, high, exact, state, raises, lowers, places, texts] = row;
-  return {layer, atom, fires, effect, low, high, exact, state, raises, lowers, places, texts, place,
+  const [layer, atom, fires, effect, low, high, exact, state, raises, lowers, places, texts, agree] = row;
+  return {layer, atom, fires, effect, low, high, exact, state, raises, lowers, places, texts, place, agree,
     name: `L${layer}A${atom}`, clear: low > 0 || high < 0};
 });
 const find = id => document.getElementById(id);
+const useful = atom => atom.state || atom.agree === null || atom.fires < .001 ? -2 : atom.agree;
 const orders = {
+  agree: (a, b) => useful(b) - useful(a) || a.place - b.place,
   effect: (a, b) => a.place - b.place,
   often: (a, b) => b.fires - a.fires,
   seldom: (a, b) => a.fires - b.fires,
@@ -32,9 +34,10 @@ function card(atom) {
   link.append(head);
   if (data.text) atom.texts.forEach(text => link.append(context(text)));
   else if (atom.places.length) link.append(pictures(atom));
+  if (atom.agree !== null) link.append(made("span", "agree", `its inputs agree: ${atom.agree.toFixed(2)}`));
   if (atom.effect !== null) {
-    link.append(made("span", atom.clear ? "effect" : "effect unclear",
-      `${interval(atom.effect, atom.low, atom.high).replace(/^\S+/, "$& nats")}`
+    link.append(made("span", atom.clear ? "effect" : "effect unclear", `loss without it: `
+      + `${interval(atom.effect, atom.low, atom.high).replace(/^\S+/, "$& nats")}`
         + (atom.exact ? "" : ", first order")));
   }
   const logits = [["raises", atom.raises], ["lowers", atom.lowers]].filter(pair => pair[1]);
@@ -58,7 +61,7 @@ function show() {
   const found = chosen();
   find("cards").replaceChildren(...found.slice(0, count).map(card));
   const seen = Math.min(count, found.length);
-  find("count").textContent = `${seen.toLocaleString("en")} of ${found.length.toLocaleString("en")} atoms`;
+  find("count").textContent = `${seen.toLocaleString("en")} of ${found.length.toLocaleString("en")} ${data.word}s`;
   find("more").hidden = found.length <= count;
 }
 

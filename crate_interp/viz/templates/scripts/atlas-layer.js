@@ -89,7 +89,7 @@ function article(row) {
   const name = `L${data.layer}A${atom.atom}`;
   found.id = `a${atom.atom}`;
   link.href = `#${found.id}`;
-  link.title = `atom ${atom.atom} of layer ${data.layer}`;
+  link.title = `${data.word} ${atom.atom} of layer ${data.layer}`;
   link.textContent = name;
   head.append(link);
   found.append(head, told(atom));
@@ -198,5 +198,5 @@ addEventListener("hashchange", linked);
 button.addEventListener("click", load);
 find("atoms").append(...data.atoms.map(article));
 button.hidden = data.count === data.atoms.length;
-button.textContent = `Show the other ${(data.count - data.atoms.length).toLocaleString("en")} atoms`;
+button.textContent = `Show the other ${(data.count - data.atoms.length).toLocaleString("en")} ${data.word}s`;
 linked();

@@ -6,6 +6,7 @@ const find = id => document.getElementById(id);
 const canvas = find("matrix"), scale = find("scale"), live = find("live");
 let head = data.first, cell = null;  // cell: [query, key] under the pointer
 let pinned = false;
+const pictured = find("tokens").classList.contains("over");
 
 const share = (h, q, k) => bytes[(h * count + q) * count + k] / 255 * data.largest[h][q];
 const keys = q => data.causal ? q + 1 : count;  // how many keys a query sees
@@ -48,10 +49,21 @@ function paint(target, h) {
   pen.putImageData(picture, 0, 0);
 }
 
+// what a query looks at, as a small map of the patches: bright is most
+function peek(target, h, q) {
+  const [rows, columns] = data.grid, first = count - rows * columns, top = full(h, q), pen = target.getContext("2d");
+  target.width = columns;
+  target.height = rows;
+  for (let patch = 0; patch < rows * columns; patch++) {
+    pen.fillStyle = `rgb(0 0 0 / ${84 * (1 - Math.min(1, share(h, q, patch + first) / top))}%)`;
+    pen.fillRect(patch % columns, Math.floor(patch / columns), 1, 1);
+  }
+}
+
 function shade(element, value) {
   const strength = Math.round(100 * Math.min(1, value));
   const over = element.parentElement.classList.contains("over") && element.previousElementSibling;
-  element.style.background = over ? `color-mix(in srgb, var(--accent) ${Math.round(strength * .8)}%, transparent)`
+  element.style.background = over ? `rgb(0 0 0 / ${.84 * (100 - strength)}%)`
     : `color-mix(in srgb, var(--accent) ${Math.round(strength * .45)}%, var(--card))`;
 }
 
@@ -69,13 +81,14 @@ function point() {
   const [q, k] = cell ?? [data.grid ? 0 : count - 1, null], top = full(head, q);
   find("row").style.cssText = `top: ${100 * q / count}%; height: ${100 / count}%`;
   find("column").style.cssText = k === null ? "display: none" : `left: ${100 * k / count}%; width: ${100 / count}%`;
+  if (pictured) document.querySelectorAll("#heads canvas").forEach((small, h) => peek(small, h, q));
   document.querySelectorAll("#tokens > *").forEach((element, place) => {
     shade(element, place < keys(q) ? share(head, q, place) / top : 0);
     element.classList.toggle("asks", place === q);
     element.classList.toggle("looked", place === k);
   });
   const order = [...Array(keys(q)).keys()].sort((a, b) => share(head, q, b) - share(head, q, a));
-  const said = place => `${data.tokens[place]} ${share(head, q, place).toPrecision(2)}`;
+  const said = place => `${data.grid && place >= count - data.grid[0] * data.grid[1] ? "patch " : ""}${data.tokens[place]} ${share(head, q, place).toPrecision(2)}`;
   let words = `${data.heads[head]}: ${data.tokens[q]} (${q}) looks most at ${order.slice(0, 3).map(said).join(", ")}`;
   if (k !== null && k < keys(q)) {
     const even = share(head, q, k) * keys(q);
@@ -123,7 +136,9 @@ data.heads.forEach((name, place) => {
   const button = document.createElement("button"), small = document.createElement("canvas");
   button.type = "button";
   small.setAttribute("aria-hidden", "true");
-  button.append(small, document.createTextNode(name));
+  const words = document.createElement("small");
+  words.textContent = `${data.spread[place]} tokens${place === data.first ? ", fewest" : ""}`;
+  button.append(small, document.createTextNode(name), words);
   button.addEventListener("click", () => { head = place; show(); });
   find("heads").append(button);
 });
@@ -135,7 +150,7 @@ data.tokens.forEach(word => {
 });
 if (data.grid) find("tokens").style.setProperty("--columns", data.grid[1]);
 function all() {
-  document.querySelectorAll("#heads canvas").forEach((small, place) => paint(small, place));
+  if (!pictured) document.querySelectorAll("#heads canvas").forEach((small, place) => paint(small, place));
   show();
 }
 scale.addEventListener("input", all);
