@@ -125,7 +125,7 @@ function drawTiles() {
     if (data.special) tile.style.setProperty("--cls", Math.min(1, Math.abs(values[0])));
     if (data.without) {
       tile.querySelector("i").textContent = effectOf(head);
-      tile.querySelector("i").className = effectOf(head).startsWith("+") ? "lowers" : +effectOf(head) ? "raises" : "";
+      tile.querySelector("i").className = {"+": "lowers", "\u2212": "raises"}[effectOf(head)[0]] ?? "";
     }
     const ringed = inCircuit(state.layer, head);
     tile.classList.toggle("ringed", ringed);

@@ -86,6 +86,18 @@ function longestWithout() {
   return rows.map(row => answerWithout(name, row)).reduce((a, b) => a.length < b.length ? b : a, "");
 }
 
+// A bar for the model's answer, with a tick where it was, and one for the answer that takes its place.
+function drawVersus(row) {
+  const [own, best] = off.own, [left, top, share] = row ?? [own, best, own];
+  const rows = [[best, left, own], ...(top === best ? [] : [[top, share, null]])];
+  byId("versus").replaceChildren(...rows.flatMap(([answer, after, before]) => {
+    const bar = make("span", {className: `amount${answer === best ? "" : " new"}`, style: {"--share": after / 1e4}});
+    if (before !== null && before !== after) bar.append(make("i", {style: {"--at": before / 1e4}}));
+    const words = before === null || before === after ? percent(after / 1e4) : `${percent(before / 1e4)} \u2192 ${percent(after / 1e4)}`;
+    return [make("bdi", {textContent: answerName(answer)}), bar, make("span", {textContent: words})];
+  }));
+}
+
 function drawWithout() {
   const words = byId("without-words"), [name, row] = state.off === "none" ? [] : chosenPart();
   byId("explorer").classList.toggle("headless", state.off === "head");
@@ -94,6 +106,7 @@ function drawWithout() {
   words.classList.toggle("changed", state.off !== "none" && Boolean(row) && row[1] !== off.own[1]);
   words.textContent = answerWithout(name, row);
   reserve(words, state.off, longestWithout);
+  drawVersus(row);
 }
 
 // How much each patch adds to the probability of the answer, in 1/100 of the largest change.
