@@ -205,7 +205,7 @@ function describe() {
   byId("name").textContent = nameOf(node);
   const words = [];
   if (plainLabel(node)) words.push(/\(AUC/.test(node.label) ? `Separates best: ${node.label}; .5 is chance.` : `${node.label}.`);
-  if (node.kind === "target") words.push(`${digits(node.value)} above ${data.versus}.`);
+  if (node.kind === "target") words.push(`${digits(node.value)} above ${data.versus}. Point at a circle, or tap it, to see what feeds it.`);
   if (node.kind === "code") words.push(`Value ${digits(node.value)}.`);
   if (node.kind !== "target") {
     words.push(`Influence ${digits(node.influence)}. Attribution (a slope) ${signed(node.attribution)}.`);
