@@ -206,11 +206,15 @@ class AttributionGraph(Result):
             f"r = {known.min():.2f} in the worst layer, {known.max():.2f} in the best."
         )
         slopes, opposite = self.slope_agreement, self._opposite()
+        # where slopes are below 0, a warning has said it
+        doubts = (
+            [f"Attributions point the other way{opposite}."] if opposite and slopes >= 0 else []
+        )
         tested += "" if np.isnan(slopes) else f" On the graph's codes r is {slopes:.2f}."
         return [
             lead,
             *self.warnings(),
-            *[f"Attributions point the other way{opposite}." for _ in opposite[:1] if not slopes < 0],
+            *doubts,
             f"Instead, the largest {codes} at the same tokens {give} {largest:.0%}. "
             f"Random {codes} there {give} {random:.0%}.",
             f"{begin} {abs(target['logit']):.2f} {'above' if target['logit'] >= 0 else 'below'} "
