@@ -207,9 +207,8 @@ class AttributionGraph(Result):
         )
         slopes, opposite = self.slope_agreement, self._opposite()
         # where slopes are below 0, a warning has said it
-        doubts = (
-            [f"Attributions point the other way{opposite}."] if opposite and slopes >= 0 else []
-        )
+        words = f"Attributions point the other way{opposite}."
+        doubts = [words] * bool(opposite and not slopes < 0)
         tested += "" if np.isnan(slopes) else f" On the graph's codes r is {slopes:.2f}."
         return [
             lead,
