@@ -48,6 +48,7 @@ def views(out: Path) -> Pages:
         _, cache = model.run_with_cache(images)
         _, texts = lm.run_with_cache(TEXT)
     view, atoms, off = ci.viz, range(8), ci.circuits.switched_off(model, images[0])
+    cuts = ci.circuits.switched_off(lm, lm.to_tokens(TEXT))
     edges = ("embed L0H1 0.4", "L0H1 L2H0 0.9", "L2H0 logits 0.7", "L0H1 L3H3 -0.3")
     parts = [edge.split() for edge in edges]
     drawn = ci.circuits.Circuit([ci.circuits.Edge(a, b, float(c)) for a, b, c in parts])
@@ -59,10 +60,7 @@ def views(out: Path) -> Pages:
         "top-tokens": (view.top_tokens(texts, range(5), tokens=[TEXT]), ["sample 0"]),
         "heads": (view.head_grid(cache, images), ["head 5"]),
         "explorer-image": (view.explore(cache, images, without=off), ["The model sees", "patch ("]),
-        "explorer-text": (
-            view.explore(texts, TEXT, circuit=drawn),
-            ["the model expects", "continues with"],
-        ),
+        "explorer-text": (view.explore(texts, TEXT, circuit=drawn, without=cuts), ["continues"]),
     }
     pages["graph-image"] = (view.graph(ci.graph(model, images[0])), ["How sure?"])
     pages["graph-text"] = (view.graph(ci.graph(lm, TEXT)), ["Attributions predict"])

@@ -234,6 +234,8 @@ def explore(
     cache, inputs, name = _one_sample(request.model, request.looked_at, sample, size)
     off = ci.circuits.switched_off(request.model, inputs[0]) if without else None
     page = ci.viz.explore(cache, inputs, circuit=ring, name=name, without=off)
+    if off is not None:
+        say(f"--without: {len(off) - 1:,} runs, each without one head, atom or patch.")
     say(f"{page.title}. {page.said}\nThe page: {page.save(request.out / 'explore.html')}")
 
 

@@ -152,18 +152,26 @@ class AttributionGraph(Result):
     def warnings(self) -> list[str]:
         """Returns what is wrong with a graph that is not faithful, a sentence each."""
         small = max(self.beyond_size) < CLEAR and int(self.of("whole")["nodes"].iloc[0]) > 0
-        untested = not len(self.of("agreement"))
+        slopes, where = self.slope_agreement, self._opposite() or " on the graph's codes"
+        way = f"point the other way{where}" if slopes < 0 else "differ on the graph's codes"
+        tested = len(self.of("agreement")) > 0
         reasons = {
-            "Trust effects, not attributions: on the graph's codes they agree with "
-            f"r = {self.slope_agreement:.2f}.": self.slope_agreement < FAITHFUL,
-            "Attributions were not tested on other nodes: leave out tests=False.": untested,
-            "Too few codes are on to test attributions.": np.isnan(self.predicts) and not untested,
-            "Do not trust the attributions: they predict ablations with "
-            f"r = {self.predicts:.2f}.": self.predicts < FAITHFUL,
+            f"Trust effects, not attributions: attributions {way}.": slopes < FAITHFUL,
+            "Attributions were not tested on other nodes: leave out tests=False.": not tested,
+            "Too few codes are on to test attributions.": tested and np.isnan(self.predicts),
+            "Do not trust the attributions: they predict ablations badly.": self.predicts
+            < FAITHFUL,
             "These codes alone do not give half of the answer.": not self.kept >= FAITHFUL,
             "The largest codes at the same tokens do as well.": small,
         }
         return [words for words, holds in reasons.items() if holds]
+
+    def _opposite(self) -> str:
+        """Returns " in layer 5" for layers where attributions predict the opposite, or ""."""
+        table: Any = self.of("agreement")
+        layers = [str(layer) for layer in table["layer"][table["pearson"] < 0]]
+        words = " and ".join(filter(None, (", ".join(layers[:-1]), *layers[-1:])))
+        return f" in layer{'s' * (len(layers) > 1)} {words}" if layers else ""
 
     def sentences(self) -> list[str]:
         """Returns what the graph's codes give alone, what other codes give, and the numbers."""
@@ -199,9 +207,15 @@ class AttributionGraph(Result):
             " Attributions predict real ablations of other nodes with "
             f"r = {known.min():.2f} in the worst layer, {known.max():.2f} in the best."
         )
+        slopes, opposite = self.slope_agreement, self._opposite()
+        # where slopes are below 0, a warning has said it
+        words = f"Attributions point the other way{opposite}."
+        doubts = [words] * bool(opposite and not slopes < 0)
+        tested += "" if np.isnan(slopes) else f" On the graph's codes r is {slopes:.2f}."
         return [
             lead,
             *self.warnings(),
+            *doubts,
             f"Instead, the largest {codes} at the same tokens {give} {largest:.0%}."
             + f" Random {codes} there {give} {random:.0%}." * bool(keep["draws"]),
             f"{begin} {abs(target['logit']):.2f} {'above' if target['logit'] >= 0 else 'below'} "

@@ -123,7 +123,10 @@ function drawTiles() {
     tile.querySelector("small").textContent = short;
     tile.title = long;
     if (data.special) tile.style.setProperty("--cls", Math.min(1, Math.abs(values[0])));
-    if (data.without) tile.querySelector("i").textContent = effectOf(head);
+    if (data.without) {
+      tile.querySelector("i").textContent = effectOf(head);
+      tile.querySelector("i").className = {"+": "lowers", "\u2212": "raises"}[effectOf(head)[0]] ?? "";
+    }
     const ringed = inCircuit(state.layer, head);
     tile.classList.toggle("ringed", ringed);
     tile.setAttribute("aria-pressed", head === state.head);
@@ -409,13 +412,19 @@ function build() {
       ...(data.without ? [make("i", {title: "points of the answer's probability"})] : []), " ", make("small")]);
     const ofCls = make("span", {className: "of-cls", textContent: "CLS"});
     const tile = make("button", {type: "button", className: "tile"}, [canvas, ...(data.special ? [ofCls] : []), words]);
-    tile.addEventListener("click", () => toHead(head));
+    tile.addEventListener("click", () => {
+      toHead(head);
+      if (data.without && state.off === "none") choose({off: "head"});
+    });
     pointKeys(tile, canvas, head);
     byId("tiles").append(tile);
   }
   if (isText) ["tokens", "atom-tokens"].forEach(name => tokenSpans(byId(name), data.names));
   else pointKeys(byId("large"), byId("map"), null);
-  if (data.without) buildMost();
+  if (data.without) {
+    buildMost();
+    buildHeads();
+  }
   if (data.special) {
     byId("cls-key").addEventListener("pointerenter", () => choose({key: 0}));
     byId("cls-key").addEventListener("pointerleave", () => choose({key: null}));

@@ -11,10 +11,28 @@ function pointsOf(row) {
 
 const effectOf = head => pointsOf(off.heads[state.layer][head]);
 
+const nameAt = (at, head) => `L${at}H${head}`;
+
+// A cell for each head, as strong as its effect on the answer: blue raises it, orange lowers it.
+function buildHeads() {
+  const most = Math.max(1, ...off.heads.flat().map(([own]) => Math.abs(own - off.own[0])));
+  off.heads.forEach((rows, at) => {
+    byId("every-head").append(make("b", {textContent: `L${at}`}), ...rows.map((row, head) => {
+      const words = `${nameAt(at, head)}: ${pointsOf(row)} points without it`;
+      const cell = make("button", {type: "button", title: words, className: row[0] > off.own[0] ? "below" : "",
+        style: {"--share": Math.sqrt(Math.abs(row[0] - off.own[0]) / most)}});
+      cell.dataset.name = nameAt(at, head);
+      cell.setAttribute("aria-label", words);
+      cell.addEventListener("click", () => choose({layer: at, head, off: "head", key: null, atom: null}));
+      return cell;
+    }));
+  });
+}
+
 // Buttons that go to the head, the atom and the patch without which the answer moves most.
 function buildMost() {
   const kinds = {
-    head: off.heads.flatMap((rows, at) => rows.map((row, head) => [row, `L${at}H${head}`, {layer: at, head}])),
+    head: off.heads.flatMap((rows, at) => rows.map((row, head) => [row, nameAt(at, head), {layer: at, head}])),
     atom: Object.entries(off.atoms).flatMap(([at, rows]) => Object.entries(rows).map(([atom, row]) =>
       [row, `L${at}A${atom}`, {layer: +at, atom: +atom}])),
     patch: off.patches.map((row, patch) => {
@@ -68,12 +86,27 @@ function longestWithout() {
   return rows.map(row => answerWithout(name, row)).reduce((a, b) => a.length < b.length ? b : a, "");
 }
 
+// A bar for the model's answer, with a tick where it was, and one for the answer that takes its place.
+function drawVersus(row) {
+  const [own, best] = off.own, [left, top, share] = row ?? [own, best, own];
+  const rows = [[best, left, own], ...(top === best ? [] : [[top, share, null]])];
+  byId("versus").replaceChildren(...rows.flatMap(([answer, after, before]) => {
+    const bar = make("span", {className: `amount${answer === best ? "" : " new"}`, style: {"--share": after / 1e4}});
+    if (before !== null && before !== after) bar.append(make("i", {style: {"--at": before / 1e4}}));
+    const words = before === null || before === after ? percent(after / 1e4) : `${percent(before / 1e4)} \u2192 ${percent(after / 1e4)}`;
+    return [make("bdi", {textContent: answerName(answer)}), bar, make("span", {textContent: words})];
+  }));
+}
+
 function drawWithout() {
   const words = byId("without-words"), [name, row] = state.off === "none" ? [] : chosenPart();
   byId("explorer").classList.toggle("headless", state.off === "head");
+  for (const cell of byId("every-head").children)
+    if (cell.dataset.name) cell.setAttribute("aria-pressed", cell.dataset.name === nameAt(state.layer, state.head));
   words.classList.toggle("changed", state.off !== "none" && Boolean(row) && row[1] !== off.own[1]);
   words.textContent = answerWithout(name, row);
   reserve(words, state.off, longestWithout);
+  drawVersus(row);
 }
 
 // How much each patch adds to the probability of the answer, in 1/100 of the largest change.

@@ -10,7 +10,7 @@ const edges = data.edges.map(([source, target, weight, parts]) => ({source: data
   target: data.nodes[target], weight, parts,
   size: Math.abs(weight) / (into.get(target) ?? 1) * data.nodes[target].influence}));
 const start = data.nodes.find(node => node.kind === "target");
-const SHARES = {nodes: 90, edges: 60}; // what the sliders begin with
+const SHARES = {nodes: 70, edges: data.grid ? 40 : 30}; // what the sliders begin with: few enough to follow
 // groups: those of graph_groups.js until `own`, when the reader has changed them
 const state = {chosen: start, held: false, ...SHARES, pins: [], groups: [], own: false, marked: ""};
 const HEADS = ["#4477aa", "#ee6677", "#228833", "#aa7711", "#0f8fa8", "#aa3377", "#7a6ad8", "#c05a2e"];
@@ -21,6 +21,21 @@ const digits = value => value === null ? "none" : Math.abs(value) >= 1000 || (va
 const picture = byId("picture") && `data:image/webp;base64,${byId("picture").textContent}`;
 const nodeOf = id => data.nodes[numbers.get(id)];
 let plan = null, shown = null, widest = 1;
+
+// The path from the input to the answer through which most influence passes: each edge takes its
+// share of what goes into its target. {edges from the input upwards, nodes, share of the influence}
+const path = (() => {
+  const best = new Map([[start, 1]]), next = new Map();
+  for (const node of [...drawn].sort((a, b) => b.layer - a.layer))
+    for (const edge of edges.filter(one => one.target === node && one.source.kind !== "bias" && best.has(node))) {
+      const share = best.get(node) * Math.abs(edge.weight) / into.get(numbers.get(node.id));
+      if (share > (best.get(edge.source) ?? 0)) { best.set(edge.source, share); next.set(edge.source, edge); }
+    }
+  const first = [...next.keys()].filter(node => node.layer < 0)
+    .reduce((a, b) => a && best.get(a) >= best.get(b) ? a : b, null), found = [];
+  for (let node = first; next.has(node); node = found.at(-1).target) found.push(next.get(node));
+  return {edges: found, nodes: found.length ? [first, ...found.map(edge => edge.target)] : [], share: best.get(first) ?? 0};
+})();
 
 function part(name, values, parent) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -47,20 +62,25 @@ function held(things, sizeOf, share) { // the largest that hold a share of the s
 function visible() {
   const nodes = held(drawn.filter(node => node !== start), node => node.influence, state.nodes / 100);
   const passing = !nodes.has(state.chosen) && state.chosen !== start && !state.pins.includes(state.chosen);
-  for (const node of [start, state.chosen, ...state.pins]) nodes.add(node); // the panel describes no node that is not there
+  const marked = state.groups.find(group => group.name === state.marked)?.nodes ?? [];
+  // the panel and the list of groups describe no node that is not there
+  for (const node of [start, state.chosen, ...state.pins, ...path.nodes, ...marked]) nodes.add(node);
   const between = edges.filter(edge => nodes.has(edge.source) && nodes.has(edge.target));
-  return {nodes, passing, edges: held(between, edge => edge.size, state.edges / 100)};
+  const most = held(between, edge => edge.size, state.edges / 100);
+  for (const edge of path.edges) most.add(edge);
+  return {nodes, passing, edges: most};
 }
 
 // ---- drawing
 
 function drawEdges(lines, most, parent) {
-  for (const edge of lines) {
+  const isOn = edge => path.edges.includes(edge); // the strongest path lies on top
+  for (const edge of [...lines].sort((a, b) => isOn(a) - isOn(b))) {
     const from = plan.spots.get(edge.source), to = plan.spots.get(edge.target);
     const bend = Math.max(14, Math.abs(from.y - to.y) / 2);
     part("path", {d: `M${from.x},${from.y}C${from.x},${from.y - bend} ${to.x},${to.y + bend} ${to.x},${to.y}`,
-      stroke: colourOf(edge.parts[0][0]), "stroke-width": .5 + 3.5 * Math.sqrt(edge.size / most),
-      "stroke-opacity": .75, "stroke-dasharray": edge.weight < 0 ? "5 3" : "none", class: "edge"}, parent);
+      stroke: colourOf(edge.parts[0][0]), "stroke-width": .5 + 3.5 * Math.sqrt(edge.size / most) + isOn(edge),
+      "stroke-dasharray": edge.weight < 0 ? "5 3" : "none", class: isOn(edge) ? "edge path" : "edge"}, parent);
   }
 }
 
@@ -108,6 +128,7 @@ function draw() { // all but what depends on the chosen node
   const touch = {r: 12 / Math.min(1, scale), class: "touch"};
   for (const node of there) part("circle", {...touch, cx: plan.spots.get(node).x, cy: plan.spots.get(node).y, "data-of": node.id}, svg);
   for (const node of there) drawNode(node, svg);
+  part("g", {class: "labels"}, svg);
   const places = new Set([...shown.nodes].filter(node => node !== start).map(node => node.pos));
   for (const token of byId("prompt").querySelectorAll("[data-pos]"))
     token.classList.toggle("has", places.has(+token.dataset.pos));
@@ -122,12 +143,22 @@ function mark() { // what is chosen, what it is linked to, and the marked group
   svg.classList.toggle("focus", focus || group !== undefined);
   svg.querySelector(".near").replaceChildren();
   if (focus) drawEdges(near, Math.max(widest, ...near.map(edge => edge.size)), svg.querySelector(".near"));
+  const joined = new Set([...shown.edges].flatMap(edge => [edge.source, edge.target]));
+  const named = focus ? [...near].sort((a, b) => Math.abs(b.weight) - Math.abs(a.weight)).slice(0, 4)
+    .flatMap(edge => [edge.source, edge.target]) : path.nodes;
+  svg.querySelector(".labels").replaceChildren();
+  for (const node of new Set(focus ? [state.chosen, ...named] : named)) if (node.kind === "code" && shown.nodes.has(node)) {
+    const {x, y} = plan.spots.get(node), right = x > plan.width - 56;
+    part("text", {x: x + (right ? -5 : 5), y: y - radius(node) - 2, "paint-order": "stroke", "text-anchor": right ? "end" : "start"},
+      svg.querySelector(".labels")).textContent = `L${node.layer}A${node.atom}`;
+  }
   for (const sheet of svg.querySelectorAll(".sheet"))
     sheet.classList.toggle("chosen", focus && +sheet.dataset.layer === state.chosen.layer);
   for (const made of svg.querySelectorAll(".node")) {
     const node = nodeOf(made.dataset.id), on = {below: amount(node) < 0, above: amount(node) >= 0,
       slope: node !== start && node.effect === null, chosen: node === state.chosen, pinned: state.pins.includes(node),
-      member: group?.nodes.includes(node), dim: (focus || group) && node !== state.chosen && !reached.has(node)};
+      member: group?.nodes.includes(node), path: !focus && !group && path.nodes.includes(node),
+      loose: !focus && !group && node !== start && !joined.has(node), dim: (focus || group) && node !== state.chosen && !reached.has(node)};
     for (const [name, is] of Object.entries(on)) made.classList.toggle(name, Boolean(is));
   }
   for (const token of byId("prompt").querySelectorAll("[data-pos]"))
@@ -144,9 +175,9 @@ function nameOf(node) {
 }
 
 // In a list beside a node, the token is said only where it is another one.
-const besideName = node => state.chosen !== start && node.kind === "code" && node.pos === state.chosen.pos
-  ? `L${node.layer}A${node.atom}` : nameOf(node);
-const signed = value => `${value > 0 ? "+" : ""}${digits(value)}`; // plus: the node raises the answer
+const home = () => state.chosen !== start ? state.chosen.pos : data.grid === null ? data.count - 1 : data.special ? 0 : -1;
+const besideName = node => node.kind === "code" && node.pos === home() ? `L${node.layer}A${node.atom}` : nameOf(node);
+const signed = value => `${value > 0 ? "+" : ""}${digits(value)}`.replace(/^-/, "\u2212"); // plus: the node raises the answer
 
 const plainLabel = node => node.label === "no name" ? "" : node.label.replace(/ \(AUC.*/, "");
 
@@ -154,15 +185,18 @@ const plainLabel = node => node.label === "no name" ? "" : node.label.replace(/ 
 const measured = node => node.kind === "target" && !data.exact;
 
 function list(place, found, other, amountOf = edge => edge.weight) {
+  const most = Math.max(...found.map(edge => Math.abs(amountOf(edge))), 1e-30);
   byId(place).replaceChildren(...found.slice(0, 9).map(edge => {
     const node = edge[other], [first] = edge.parts, swatch = make("span", {className: "swatch"});
     swatch.style.background = colourOf(first[0]);
-    const head = node.kind !== "bias" && data.heads ? [swatch, first[0] < 0 ? "skip" : `head ${first[0]}`] : [];
+    const head = node.kind !== "bias" && data.heads ? [swatch, first[0] < 0 ? "skip" : `H${first[0]}`] : [];
+    const bar = make("span", {className: amountOf(edge) < 0 ? "part below" : "part"});
+    bar.style.setProperty("--part", `${100 * Math.abs(amountOf(edge)) / most}%`);
     return make("li", {}, make("button", {type: "button", disabled: node.kind === "bias", onclick: () => choose(node, true)},
-      make("span", {className: "amount", textContent: signed(amountOf(edge))}),
+      make("span", {className: "amount", textContent: signed(amountOf(edge))}), bar,
       make("span", {textContent: `${besideName(node)}${plainLabel(node) && ": "}${plainLabel(node)}`}), make("small", {}, ...head)));
   }));
-  if (!found.length) byId(place).textContent = "nothing in the graph";
+  if (!found.length) byId(place).append(make("li", {textContent: "No code of the graph."}));
 }
 
 function describe() {
@@ -171,7 +205,7 @@ function describe() {
   byId("name").textContent = nameOf(node);
   const words = [];
   if (plainLabel(node)) words.push(/\(AUC/.test(node.label) ? `Separates best: ${node.label}; .5 is chance.` : `${node.label}.`);
-  if (node.kind === "target") words.push(`${digits(node.value)} above ${data.versus}.`);
+  if (node.kind === "target") words.push(`${digits(node.value)} above ${data.versus}. Point at a circle, or tap it, to see what feeds it.`);
   if (node.kind === "code") words.push(`Value ${digits(node.value)}.`);
   if (node.kind !== "target") {
     words.push(`Influence ${digits(node.influence)}. Attribution (a slope) ${signed(node.attribution)}.`);
@@ -186,7 +220,9 @@ function describe() {
     .sort((a, b) => Math.abs(amountOf(b)) - Math.abs(amountOf(a)));
   const biases = real ? [] : fed.filter(edge => edge.source.kind === "bias");
   const codes = fed.filter(edge => edge.source.kind !== "bias").slice(0, 8);
-  byId("fed-words").textContent = real ? "(what the answer loses without each; plus raises it)" : "";
+  byId("fed-words").textContent = real ? "and what the answer loses without each" : "";
+  byId("path-part").hidden = node !== start || !path.edges.length;
+  byId("feeds-part").hidden = node === start;
   list("fed", [...codes, ...biases], "source", amountOf);
   byId("examples").replaceChildren(...(data.examples[node.id.split("@")[0]] ?? []).map(([value, words, uri]) => !uri
     ? make("li", {}, `${digits(value)}: ${words}`)
@@ -327,10 +363,13 @@ function showWhole() {
 }
 
 showWhole();
+byId("path").append(...[...path.nodes].reverse().map(node =>
+  make("li", {}, make("button", {type: "button", disabled: node === start, onclick: () => choose(node, true)}, nameOf(node)))));
+byId("path-words").textContent = `${+(100 * path.share).toPrecision(2)}\u00a0% of all influence; the rest takes other paths`;
 byId("heads")?.append(...heads.flatMap(head => {
   const swatch = make("span", {className: "swatch"});
   swatch.style.background = colourOf(head);
-  return [" ", make("span", {className: "entry"}, swatch, head < 0 ? "skip connection" : `head ${head}`)];
+  return make("span", {className: "entry"}, swatch, head < 0 ? "skip connection" : `head ${head}`);
 }));
 recall();
 update();

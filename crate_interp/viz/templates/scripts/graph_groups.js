@@ -72,8 +72,8 @@ function listGroups() {
     const some = measured.length < group.nodes.length ? `, ${measured.length} measured` : "";
     const mark = make("button", {type: "button", textContent: marked ? "Unmark" : "Mark", ariaPressed: marked, onclick: () => {
       state.marked = marked ? "" : group.name;
-      choose(start, false);
-      listGroups();
+      Object.assign(state, {chosen: start, held: false});
+      update();
       if (state.marked) byId("canvas").scrollIntoView({block: "nearest"});
     }});
     const name = make("input", {value: group.name, maxLength: 40, size: 20, ariaLabel: "Name of the group"});

@@ -29,9 +29,17 @@ function tokenName(pos) {
   return `patch (${Math.floor(patch / data.grid[1])}, ${patch % data.grid[1]})`;
 }
 
-// Nodes in cells of tokens and layers: {x, y} of each node, words and lines, width and height.
+// Nodes in cells of tokens and layers, as far apart as there is room for.
 function inTable(room, shown) {
-  const small = room < 520, apart = small ? 22 : APART;
+  const plans = [48, 40, 34, 28, 24].map(apart => () => tableOf(room, shown, apart));
+  for (const plan of plans) if (plan().width <= room) return plan();
+  return tableOf(room, shown, room < 520 ? 22 : APART);
+}
+
+// {x, y} of each node, words and lines, width and height.
+function tableOf(room, shown, apart) {
+  const small = room < 520, deep = Math.min(apart, 30); // between two lines of a cell
+  const inset = apart / 2 - 7; // a token's words begin below its first node
   const cells = new Map();
   const place = Math.max(...shown.map(node => node.pos));
   for (const node of shown) {
@@ -49,23 +57,23 @@ function inTable(room, shown) {
   for (const pos of tokens) {
     wide.set(pos, across(pos));
     left.set(pos, x);
-    x += Math.max(wide.get(pos) * apart, Math.min(12, tokenName(pos).length) * 7.2) + (small ? 4 : 7);
+    x += Math.max(wide.get(pos) * apart, inset + Math.min(12, tokenName(pos).length) * 7.2) + (small ? 4 : 7);
   }
   let y = 12;
   for (let layer = data.layers; layer >= -1; layer--) {
     const own = tokens.map(pos => [pos, cells.get(`${layer} ${pos}`) ?? []]);
     const rows = Math.max(1, ...own.map(([pos, nodes]) => Math.ceil(nodes.length / wide.get(pos))));
-    words.push({x: 0, y: y + rows * apart / 2 + 4, quiet: true,
+    words.push({x: 0, y: y + rows * deep / 2 + 4, quiet: true,
       words: layer === data.layers ? `answer ${data.answer.slice(0, 24)}` : layer < 0 ? "input" : `L${layer}`});
     for (const [pos, nodes] of own)
       nodes.forEach((node, i) => spots.set(node, {
-        x: left.get(pos) + apart * (i % wide.get(pos) + .5), y: y + apart * (Math.floor(i / wide.get(pos)) + .5)}));
-    y += rows * apart + 9;
+        x: left.get(pos) + apart * (i % wide.get(pos) + .5), y: y + deep * (Math.floor(i / wide.get(pos)) + .5)}));
+    y += rows * deep + 9;
     lines.push({x1: 0, x2: x, y1: y, y2: y});
     y += 9;
   }
-  for (const pos of tokens) words.push({x: left.get(pos), y: y + 8, words: tokenName(pos)});
-  for (const pos of tokens) words.push({x: left.get(pos), y: y + 22, words: String(pos), quiet: true});
+  for (const pos of tokens) words.push({x: left.get(pos) + inset, y: y + 8, words: tokenName(pos)});
+  for (const pos of tokens) words.push({x: left.get(pos) + inset, y: y + 22, words: String(pos), quiet: true});
   return {spots, words, lines, sheets: [], plates: [], tile: [[6, 0], [0, 6]], width: x + 4, height: y + 30};
 }
 
