@@ -201,7 +201,8 @@ class HookedModel(WeightsMixin, hook_points.PointsMixin, runtimes.CompiledMixin,
         if kwargs.get("incl_bwd"):
             check_gradients("incl_bwd=True", self)
         floats = [x for x in args if isinstance(x, Tensor) and x.is_floating_point()]
-        if not all(bool(x.isfinite().all()) for x in floats):
+        looked = () if kwargs.get("check") else filter(runtimes.readable, floats)
+        if not all(bool(x.isfinite().all()) for x in looked):
             warnings.warn(
                 "the input holds NaN or Inf: its samples get no finite answer", stacklevel=2
             )

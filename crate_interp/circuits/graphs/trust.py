@@ -198,7 +198,7 @@ def agreement(tests: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def sufficiency(case: Explained, seed: int, kept: Sequence[int] = KEPT) -> pd.DataFrame:
+def sufficiency(case: Explained, seed: int, counts: Sequence[int] = KEPT) -> pd.DataFrame:
     """Returns the target if only k nodes of each layer stay: k, logit, largest, random, rotated.
 
     logit: with the k nodes of each layer whose attribution is largest in size. largest: with the k
@@ -207,12 +207,12 @@ def sufficiency(case: Explained, seed: int, kept: Sequence[int] = KEPT) -> pd.Da
     in these axes.
     """
     codes = [code.cpu() for code in case.codes]
-    axes = [rotation(code.shape[1], seed).to(code) for code in case.codes if kept]
-    both = zip(case.codes, case.slopes, axes, strict=bool(kept))
+    axes = [rotation(code.shape[1], seed).to(code) for code in case.codes if counts]
+    both = zip(case.codes, case.slopes, axes, strict=bool(counts))
     turned = [(code @ axis) * (slope @ axis) for code, slope, axis in both]
     generator = torch.Generator().manual_seed(seed)
     rows = []
-    for k in [k for k in kept if k < max(int((code != 0).sum()) for code in codes)]:
+    for k in [k for k in counts if k < max(int((code != 0).sum()) for code in codes)]:
         count = torch.tensor([k])
         nodes, coordinates = [], []
         for layer, code in enumerate(codes):
