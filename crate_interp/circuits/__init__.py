@@ -7,6 +7,7 @@ from crate_interp.core.lazy_names import lazy
 if TYPE_CHECKING:
     from crate_interp.circuits import patching
     from crate_interp.circuits.atlas_run import Atlas, atlas
+    from crate_interp.circuits.attention_reasons import AttentionReason, why_attends
     from crate_interp.circuits.attention_targets import head_scores, repeat_targets
     from crate_interp.circuits.attribution import LogitAttribution, logit_attribution
     from crate_interp.circuits.circuit import Circuit, Edge
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
     from crate_interp.circuits.patching import attribution_patch, path_patch
 
 __all__ = [
-    "Atlas", "AtomNames", "AttributionGraph", "Circuit", "CircuitScores", "Composition",
-    "Concentration", "Edge", "HeadAblation", "LogitAttribution", "LogitLens", "Steering",
-    "ablate_heads", "atlas", "atom_names", "attribution_patch", "composition", "concentration",
-    "evaluate", "graph", "head_scores", "logit_attribution", "logit_lens", "patching",
-    "path_patch", "repeat_targets", "switched_off",
+    "Atlas", "AtomNames", "AttentionReason", "AttributionGraph", "Circuit", "CircuitScores",
+    "Composition", "Concentration", "Edge", "HeadAblation", "LogitAttribution", "LogitLens",
+    "Steering", "ablate_heads", "atlas", "atom_names", "attribution_patch", "composition",
+    "concentration", "evaluate", "graph", "head_scores", "logit_attribution", "logit_lens",
+    "patching", "path_patch", "repeat_targets", "switched_off", "why_attends",
 ]  # fmt: skip
 
 _MODULE_OF, __getattr__, __dir__ = lazy(__name__, __file__)

@@ -12,6 +12,7 @@ from textwrap import fill
 from typing import Annotated, Any
 
 import crate_interp as ci
+from crate_interp.circuits.circuit import number_of, place_of
 from crate_interp.cli.request import LOADING, MEASURING, ONE_INPUT, Request, say
 from crate_interp.core.safe_text import plain
 
@@ -262,6 +263,32 @@ def graph(request: Request, sample: Annotated[int, _SAMPLE] = 0) -> None:
         page = ci.viz.explore(cache, inputs, name=name, graph="graph.html")
         page.save(stage / "explore.html")
     say(f"{result.headline()}\nThe page: {request.out / 'graph.html'}")
+
+
+@command(
+    example="crate-tiny-fashion --data embedded:fashion --head L1H0 --query 0",
+    fields=ONE_INPUT,
+    required=("source", "head", "query"),
+)
+def why(
+    request: Request,
+    head: Annotated[str | None, "The head, such as L1H0."] = None,
+    query: Annotated[int | None, "The token that looks, from 0; CLS is 0 in most models."] = None,
+    key: Annotated[int | None, "The token that it looks at. Default: the brightest."] = None,
+    sample: Annotated[int, _SAMPLE] = 0,
+) -> None:
+    """Say why a head looks from one token at another: which atoms of the two tokens match.
+
+    Prints the pairs of atoms with the largest parts of the score, and what is left of the attention
+    without the key's strongest atoms.
+    """
+    layer, number = place_of(str(head))[0], number_of(str(head))
+    _, inputs, _ = _one_sample(request.model, request.looked_at, sample)
+    reason = ci.circuits.why_attends(request.model, inputs, layer, number, query, key)
+    reason.save(request.out)
+    pairs = reason.table().query("query_atom >= 0 and key_atom >= 0")
+    table = _in_text(pairs.head(HEADS))
+    request.print(reason, f"The tables: {request.out}", table, reason.legend())
 
 
 @command(example="crate-alpha-b16", fields=(*LOADING, "out"), required=("source",))

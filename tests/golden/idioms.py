@@ -133,6 +133,7 @@ explore {m} --data {d} --sample 3 --size 40 --out {out}
 explore {m} --data {d} --sample 1 --without --circuit {circuit} --out {out}
 graph {m} --data {d} --sample 2 --target 1 --freeze norm --most 20 --seed 1 --out {out}
 graph crate-tiny-induction --data embedded:repeats --position 12 --no-tests --out {out}
+why {m} --data {d} --head L1H0 --query 0 --key 3 --sample 1 --out {out}
 report {m} --data {d} --limit 4 --untrained 1 --probes sparsity --audit --out {out}
 convert {m} --config eta=0.2 --out {out}/converted
 convert {m} --out {out}/converted --debug

@@ -176,10 +176,16 @@ def rotate(
 
     This is nanochat's order: the norm comes last.
     """
+    return torch.nn.functional.rms_norm(turned(codes, rotation), (codes.shape[-1],), eps=eps)
+
+
+def turned(
+    codes: Float[Tensor, "*batch d_head"], rotation: tuple[Tensor, Tensor]
+) -> Float[Tensor, "*batch d_head"]:
+    """Returns codes rotated by their positions."""
     cos, sin = (table.to(codes.dtype) for table in rotation)
     left, right = codes.chunk(2, dim=-1)
-    turned = torch.cat([left * cos + right * sin, right * cos - left * sin], dim=-1)
-    return torch.nn.functional.rms_norm(turned, (codes.shape[-1],), eps=eps)
+    return torch.cat([left * cos + right * sin, right * cos - left * sin], dim=-1)
 
 
 def padding_of(

@@ -1,0 +1,446 @@
+"""Why a head looks there: a score of attention as a sum over pairs of atoms, and what they do."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from crate_hooks import full_name
+from crate_interp.circuits.circuit import head_name
+from crate_interp.circuits.code_swaps import rotation
+from crate_interp.circuits.graphs import question as questions
+from crate_interp.circuits.graphs.question import Question
+from crate_interp.core import checks
+from crate_interp.core.safe_text import plain
+from crate_interp.measures.checks import in_full_precision
+from crate_interp.models.hooked import HookedModel
+from crate_interp.models.layers.context import rotary_table, turned
+from crate_interp.models.runtimes import bias_of
+from crate_interp.questions.edited_runs import may_share
+from crate_interp.questions.provenance import model_meta
+from crate_interp.questions.untrained_twins import twin
+from crate_interp.results.result import Result, first
+
+STREAM, BIAS, OTHERS = -1, -2, -3  # in place of the number of an atom
+MODEL, UNTRAINED = "model", "untrained"
+TAKEN_OUT = (3, 10, 30)  # how many atoms are taken out at once
+WEIGHED = ("query", "key")
+SIDES = {"query": ("query",), "key": ("key",), "both": WEIGHED}
+KINDS = ("strongest", "largest", "rotated", "random")
+DRAWS = 10  # of random atoms
+_PAIRS = 1000  # the pairs that have a row of their own
+_AT_ONCE = 16  # copies of the sample in one forward
+
+
+class AttentionReason(Result):
+    """Why a head looks from one token at another: the score, as a sum over pairs of atoms.
+
+    `table()`, "pairs": query_layer, query_atom, key_layer, key_atom, query_value, key_value, part.
+    The parts add up to `meta["score"]`, the score before the softmax. An atom of -1 stands for the
+    rest of the stream (what no atom wrote), -2 for biases; -3 is the last row, all further pairs.
+    value: the code of the atom at that token, or the sum over the pixels of a representative.
+    "pieces": side, layer, atom, value, part: the parts summed over the other side; each side adds
+    up to the score. "effects": network, side, k, kind, attention, low, high, answer: real forwards
+    without k atoms at the query, at the key, or at both. kind: "nothing" (k = 0); "strongest", the
+    atoms with the largest parts; "largest", those with the largest codes; "random" active atoms,
+    the mean of 10 draws and their lowest and highest; "rotated", the coordinates of the stream with
+    the largest parts along random orthonormal axes. attention: the pattern from query to key.
+    answer: the logit of the model's answer less the mean of all. network: "model", or "untrained"
+    for a network of random weights, without its own strongest atoms.
+    """
+
+    KIND = "attention_reason"
+    MAIN = "pairs"
+    STORED = dict.fromkeys(("pairs", "pieces", "effects"), first)
+    ALONE = "a reason explains one score of one sample, and reasons do not merge."
+
+    def attention(self, side: str, kind: str, k: int, network: str = MODEL) -> float:
+        """Returns the attention that is left without k atoms of a kind, at a side."""
+        table: Any = self._table("effects").set_index(["network", "side", "kind", "k"])
+        return float(table.loc[(network, side, kind, k), "attention"])
+
+    def sentences(self) -> list[str]:
+        """Returns what the strongest atoms of the key carry, what others carry, and the score."""
+        meta, counts = self.meta, sorted({*self._table("effects")["k"]} - {0})
+        query, key = (plain(meta[side]) for side in WEIGHED)
+        lead = f"{head_name(meta['layer'], meta['head'])} gives {key} {meta['attention']:.0%} of "
+        lead += f"the attention of {query}"
+        if not counts:
+            return [f"{lead}.", "Too few atoms are on to take some out."]
+        k = max(count for count in counts if count <= TAKEN_OUT[1])
+        left = {kind: self.attention("key", kind, k) for kind in KINDS}
+        words = {"largest": "largest atoms", "rotated": "strongest axes of random rotations"}
+        words["random"] = "random atoms"
+        rival = min(words, key=lambda kind: left[kind])
+        doubt = f"The {k} {words[rival]} carry less: without them {left[rival]:.0%} is left."
+        if left[rival] <= left["strongest"]:
+            doubt = f"The {k} {words[rival]} carry as much: without them {left[rival]:.0%} is left."
+        pairs: Any = self._table("pairs")
+        atoms = pairs[(pairs["query_atom"] >= 0) & (pairs["key_atom"] >= 0)]
+        return [
+            f"{lead}; without its {k} strongest atoms {left['strongest']:.0%}.",
+            doubt,
+            f"Without {k} random atoms of the key {left['random']:.0%} is left, without its {k} "
+            f"largest {left['largest']:.0%}. The score is {meta['score']:.2f}, and pairs of atoms "
+            f"give {atoms['part'].sum():.2f} of it. The rest comes from biases and from what no "
+            "atom wrote into the stream. The scale of the norm is held as it is.",
+        ]
+
+    def legend(self) -> str:
+        """Returns the meaning of the columns of the table of pairs."""
+        return (
+            "part: what a pair of atoms adds to the score before the softmax. value: the code. "
+            "Atom -1 is the rest of the stream, -2 the biases, -3 all further pairs."
+        )
+
+    def _notebook_table(self) -> pd.DataFrame:
+        return self._table("pairs").head(20)
+
+
+@in_full_precision
+@torch.no_grad()
+def why_attends(
+    model: HookedModel,
+    inputs: object,
+    layer: int,
+    head: int,
+    query: int,
+    key: int | None = None,
+    *,
+    seed: int = 0,
+) -> AttentionReason:
+    """Returns why a head looks from a token at another: which atoms of the two tokens match.
+
+    A score is `s = scale <q, k>` with q and k linear in the stream once the norm's scale is held
+    (U^T norm(z); arXiv 2306.01129 eq. 11), and the stream is a sum of atoms, each its code times
+    what it writes, and a rest. So `s = sum_ab part_ab` with `part_ab = scale z_qa z_kb <A d_a, A
+    d_b>`, exactly: nothing is fitted. Where the codes replace the stream (crate, crate-lm, cbt) the
+    atoms are those of the layer below; elsewhere those of all layers below. nanochat's rotation is
+    part of A, and its norm of queries and keys is held too. In cbt the query is one of 64
+    representatives, whose code is the mean over its pixels, and the pattern is the contraction.
+
+    Args:
+        model: A hooked model with logits and an attention pattern.
+        inputs: One sample: an image, or token ids, or a text.
+        layer: The layer of the head, from 1 on, because layer 0 reads embeddings and no codes.
+        head: The head.
+        query: The token that looks; 0 is CLS in most image models.
+        key: The token that it looks at. Default: the other token that it looks at most.
+        seed: Draws random atoms, random axes and the untrained network.
+
+    Returns:
+        The parts of the score by pairs of atoms, and real effects of taking atoms out.
+
+    Raises:
+        ValueError: Before work starts, for a model without a pattern (ToST), without codes or
+            logits, for several samples, and for a layer, head, query or key that there is not, or
+            that a causal model masks.
+    """
+    questions.check_model(model)
+    if model.cfg.facts["attention"] == "tssa":
+        raise ValueError("why_attends: the heads of ToST give no token a score by another token.")
+    sample = questions.one_sample(model, inputs)
+    case = _read(model, sample, layer, head, query, key)
+    place = case.place
+    question = questions.ask_answer(
+        model, model(sample), None, query if model.cfg.kind == "text" else None
+    )
+    tables = _parts(case)
+    effects = _effects(case, question, seed).assign(network=MODEL)
+    other = twin(model, seed)
+    beside = _effects(_read(other, sample, **vars(place)), question, seed).assign(network=UNTRAINED)
+    tables["effects"] = pd.concat([effects, beside], ignore_index=True)
+    at = (place.query, place.key)
+    words = [f"token {number}" for number in at]
+    if model.cfg.kind == "text":
+        net: Any = model
+        try:
+            texts = net.to_str_tokens(sample[0])
+            words = [f"{str(texts[number])!r} ({number})" for number in at]
+        except ValueError:  # there is no tokenizer
+            pass
+    meta = model_meta(model, 1) | {
+        "layer": layer, "head": head, "places": [*at], "query": words[0], "key": words[1],
+        "score": case.score, "attention": case.attention, "answer": question.answer,
+        "sample": questions.sample_digest(sample),
+    }  # fmt: skip
+    return AttentionReason(tables, meta)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A score: a head of a layer, and two tokens."""
+
+    layer: int
+    head: int
+    query: int
+    key: int
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A score, and the stream before its layer as a sum of atoms and a rest.
+
+    atoms `[atom, 2]`: the layer and number of each atom that is on at either side. codes: their
+    codes, times what later layers scale the stream with. written: what they write. weights: of
+    each token in the query and in the key. maps: of what is normalised to the head's query and
+    key, scale included.
+    """
+
+    model: HookedModel
+    sample: Tensor
+    place: _Place
+    score: float
+    attention: float
+    stream: Float[Tensor, "pos d_model"]
+    atoms: Int[Tensor, "atom two"]
+    codes: Float[Tensor, "pos atom"]
+    written: Float[Tensor, "atom d_model"]
+    weights: Mapping[str, Float[Tensor, "pos"]]
+    roles: Mapping[str, "_Role"]
+
+    def pieces(
+        self, side: str, codes: Float[Tensor, "pos atom"], written: Float[Tensor, "atom d_model"]
+    ) -> Float[Tensor, "piece d_head"]:
+        """Returns the query or key of each piece of the stream: atoms, the rest, the biases."""
+        role, rest = self.roles[side], self.stream - codes @ written
+        amounts = role.weights @ codes
+        return torch.cat(
+            [
+                amounts[:, None] * role.of(written),
+                role.of((role.weights @ rest)[None]),
+                role.bias[None],
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class _Role:
+    """How a side's query or key comes from the stream. weights: by token, over the norm's scale."""
+
+    weights: Float[Tensor, "pos"]
+    centred: bool
+    map: Float[Tensor, "d_model d_head"]
+    bias: Float[Tensor, "d_head"]
+
+    def of(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_head"]:
+        """Returns the linear part for a stream whose scale is divided out already."""
+        return (x - x.mean(dim=-1, keepdim=True) if self.centred else x) @ self.map
+
+
+def _read(
+    model: HookedModel, sample: Tensor, layer: int, head: int, query: int, key: int | None
+) -> _Case:
+    """Returns a score and the pieces of the stream; raises ValueError for a place there is not."""
+    _within("layer", layer, range(1, model.cfg.n_layers))
+    _within("head", head, range(model.cfg.n_heads))
+    block: Any = model.blocks[layer]
+    below = range(layer) if model.cfg.residual else [layer - 1]
+    posts = [full_name("mlp.hook_post", at) for at in below]
+    names = ("hook_resid_pre", _pattern_point(model), "attn.hook_attn_scores")
+    names = [*names, "attn.hook_rep", "attn.hook_u"]
+    before, pattern, scores, reps, us = (full_name(name, layer) for name in names)
+    wanted = {before, pattern, scores, reps, us, *posts}
+    _, cache = model.run_with_cache(sample, names_filter=lambda name: name in wanted)
+    shares = cache[pattern][0, head]  # [query, key]
+    _within("query", query, range(shares.shape[0]))
+    if key is None:
+        others = torch.arange(shares.shape[1], device=shares.device) != query
+        key = int((shares[query] * others).argmax())
+    _within("key", key, range(shares.shape[1]))
+    place = _Place(layer, head, query, key)
+    stream = cache[before][0].double()
+    weights = {side: torch.zeros_like(stream[:, 0]) for side in WEIGHED}
+    weights["key"][key] = 1
+    if model.cfg.facts["attention"] == "cbsa":
+        eye = torch.eye(len(stream)).to(stream)
+        weights["query"] = block.attn.pooled(eye[None, :, None])[0, query, 0]
+        codes = cache[reps][0, query, head], cache[us][0, key, head]
+        score = float(codes[0] @ codes[1]) / model.cfg.d_head**0.5
+    else:
+        weights["query"][query] = 1
+        score = float(cache[scores][0, head, query, key])
+    if math.isinf(score):
+        raise ValueError(f"token {query} does not see token {key}: give a key that it sees.")
+    # what later layers scale the stream with before this layer reads it
+    gains = [
+        float(model.resid_lambdas[at + 1 : layer + 1].prod())
+        if hasattr(model, "resid_lambdas")
+        else 1.0
+        for at in below
+    ]
+    codes = torch.cat(
+        [gain * cache[name][0].double() for gain, name in zip(gains, posts, strict=True)], 1
+    )
+    both = weights["query"].bool() | weights["key"].bool()
+    on = (codes[both] != 0).any(dim=0).nonzero()[:, 0]
+    width = codes.shape[1] // len(posts)
+    written = torch.cat([model.blocks[at].mlp.written() for at in below])[on].double()
+    roles = {side: _role(model, block, place, stream, weights[side], side) for side in WEIGHED}
+    atoms = torch.stack([on // width + below[0], on % width], dim=1).cpu()
+    return _Case(
+        model, sample, place, score, float(shares[query, key]), stream, atoms,
+        codes[:, on], written, weights, roles,
+    )  # fmt: skip
+
+
+def _within(name: str, value: object, choices: range) -> None:
+    if not checks.is_int(value) or value not in choices:
+        known = f"{choices[0]} to {choices[-1]}" if choices else "nothing: there is one layer"
+        raise ValueError(f"{name}={checks.quote(value)}: give {known}.")
+
+
+def _pattern_point(model: HookedModel) -> str:
+    return f"attn.hook_{'contract' if model.cfg.facts['attention'] == 'cbsa' else 'pattern'}"
+
+
+def _role(
+    model: HookedModel, block: Any, place: _Place, stream: Tensor, weights: Tensor, side: str
+) -> _Role:
+    """Returns how the query or the key of a place comes from the stream."""
+    attn, norm, head = block.attn, block.ln1, place.head
+    centred = isinstance(norm, nn.LayerNorm)
+    less = stream - stream.mean(dim=-1, keepdim=True) if centred else stream
+    scale = torch.ones_like(stream[:, 0])
+    if hasattr(norm, "eps"):
+        scale = (less.square().mean(dim=-1) + norm.eps).sqrt()
+    if hasattr(attn, "u_proj"):
+        map, bias = attn.U[head], bias_of(attn.u_proj).unflatten(0, (model.cfg.n_heads, -1))[head]
+    else:
+        letter = side[0].upper()
+        map, bias = getattr(attn, f"W_{letter}")[head], getattr(attn, f"b_{letter}")[head]
+    map, bias = map.double(), bias.double()
+    if centred:
+        bias = bias + norm.b.double() @ map
+        map = norm.w.double()[:, None] * map
+    role = _Role(weights / scale, centred, map, bias)
+    if model.cfg.rotary:
+        at = torch.tensor([place.query if side == "query" else place.key], device=stream.device)
+        table = tuple(part[0] for part in rotary_table(model.cfg, at))
+        map, bias = turned(map, table), turned(bias[None], table)[0]
+        whole = _Role(role.weights, centred, map, bias)
+        size = whole.of(whole.weights @ stream) + bias
+        size = (size.square().mean() + model.cfg.ln_eps).sqrt()
+        role = _Role(role.weights, centred, map / size, bias / size)
+    if side == "query":  # the scale of the score
+        length = model.cfg.d_head**-0.5
+        role = _Role(role.weights, centred, role.map * length, role.bias * length)
+    return role
+
+
+def _parts(case: _Case) -> dict[str, pd.DataFrame]:
+    """Returns the tables "pairs" and "pieces"."""
+    query, key = (case.pieces(side, case.codes, case.written) for side in WEIGHED)
+    parts = (query @ key.T).cpu()  # [piece, piece]
+    names = np.array([*case.atoms.tolist(), [STREAM, STREAM], [BIAS, BIAS]])
+    values = {
+        side: [*(case.weights[side] @ case.codes).tolist(), np.nan, np.nan] for side in WEIGHED
+    }
+    pieces = [
+        pd.DataFrame(names, columns=["layer", "atom"]).assign(
+            side=side, value=values[side], part=parts.sum(dim=axis).numpy()
+        )
+        for axis, side in ((1, "query"), (0, "key"))
+    ]
+    flat = parts.flatten()
+    best = flat.abs().topk(min(_PAIRS, len(flat))).indices
+    rows, columns = np.divmod(best.numpy(), len(names))
+    pairs = pd.DataFrame(
+        {
+            "query_layer": names[rows, 0], "query_atom": names[rows, 1],
+            "key_layer": names[columns, 0], "key_atom": names[columns, 1],
+            "query_value": np.array(values["query"])[rows],
+            "key_value": np.array(values["key"])[columns], "part": flat[best].numpy(),
+        }
+    )  # fmt: skip
+    others = [*[OTHERS] * 4, np.nan, np.nan, float(flat.sum() - flat[best].sum())]
+    pairs.loc[len(pairs)] = others
+    whole = pairs.columns[:4]
+    table = pd.concat(pieces, ignore_index=True)[["side", "layer", "atom", "value", "part"]]
+    return {"pairs": pairs.astype(dict.fromkeys(whole, int)), "pieces": table}
+
+
+def _effects(case: _Case, question: Question, seed: int) -> pd.DataFrame:
+    """Returns the table "effects" of one network."""
+    keys: list[tuple[str, int, str]] = []
+    found: list[tuple[float, float]] = []
+    streams: list[Tensor] = []
+
+    def run() -> None:
+        found.extend(_run(case, question, torch.stack(streams)))
+        streams.clear()
+
+    for *place, stream in _edited(case, seed):
+        keys.append(tuple(place))
+        streams.append(stream)
+        if len(streams) == _AT_ONCE:
+            run()
+    if streams:
+        run()
+    table = pd.DataFrame(keys, columns=["side", "k", "kind"])
+    table[["attention", "answer"]] = found
+    groups: Any = table.groupby(["side", "k", "kind"], sort=False)
+    spread = (
+        groups["attention"]
+        .agg(["mean", "min", "max"])
+        .set_axis(["attention", "low", "high"], axis=1)
+    )
+    return spread.assign(answer=groups["answer"].mean()).reset_index()
+
+
+def _edited(case: _Case, seed: int) -> Iterator[tuple[str, int, str, Tensor]]:
+    """Yields side, k and kind, and the stream without k entries of it at this side."""
+    yield "both", 0, "nothing", case.stream
+    generator = torch.Generator().manual_seed(seed)
+    axes = rotation(case.stream.shape[1], seed).to(case.stream)
+    totals = {side: case.pieces(side, case.codes, case.written).sum(dim=0) for side in WEIGHED}
+    sizes = {side: (case.weights[side] @ case.codes).abs() for side in WEIGHED}
+    counts = [k for k in TAKEN_OUT if k <= min(int((one > 0).sum()) for one in sizes.values())]
+    for kind in (*KINDS, *["random"] * (DRAWS - 1)):
+        codes, written = case.codes, case.written
+        if kind == "rotated":
+            codes, written = case.stream @ axes, axes.T
+        order: dict[str, Tensor] = {}
+        for side, total in zip(WEIGHED, (totals["key"], totals["query"]), strict=True):
+            rank = case.pieces(side, codes, written)[:-2] @ total
+            if kind == "largest":
+                rank = sizes[side]
+            elif kind == "random":
+                draw = torch.rand(len(rank), generator=generator, dtype=torch.float64)
+                rank = draw.to(rank).masked_fill(sizes[side] == 0, -1.0)
+            order[side] = rank.argsort(descending=True)
+        for (name, sides), k in product(SIDES.items(), counts):
+            mask = torch.zeros_like(codes)
+            for side in sides:
+                mask[case.weights[side].nonzero(), order[side][:k]] = 1
+            yield name, k, kind, case.stream - (codes * mask) @ written
+
+
+def _run(
+    case: _Case, question: Question, streams: Float[Tensor, "copy pos d_model"]
+) -> list[tuple[float, float]]:
+    """Returns the attention and the answer of runs from these streams on."""
+    place, model, patterns = case.place, case.model, []
+    streams = streams.to(case.sample.dtype if case.sample.is_floating_point() else model.cfg.dtype)
+
+    def put(stream: Tensor, hook: object) -> Tensor:
+        return streams
+
+    def note(pattern: Tensor, hook: object) -> None:
+        patterns.append(pattern[:, place.head, place.query, place.key])
+
+    hooks: list[Any] = [
+        (full_name("hook_resid_pre", place.layer), put),
+        (full_name(_pattern_point(model), place.layer), note),
+    ]
+    copies = case.sample.expand(len(streams), *case.sample.shape[1:])
+    start = {"start_at_layer": place.layer} if may_share(model) else {}
+    logits = model.run_with_hooks(streams if start else copies, fwd_hooks=hooks, **start)
+    return list(zip(patterns[0].tolist(), question.of(logits).tolist(), strict=True))
