@@ -79,6 +79,9 @@ def results(out: Path, limit: int = 64, untrained: int = 2) -> Pages:
     nodes: dict[str, Any] = {"k": [4, 16], "rotations": 2, "untrained": untrained, "limit": 8}
     swapped = ci.circuits.concentration(model, data, progress=False, **nodes)
     concentration = ci.viz.concentration_page(swapped, out / "concentration")
+    image = model.preprocess(ci.data.embedded("pictures")[5:6]["image"])
+    reason = ci.circuits.why_attends(model, image, layer=3, head=2, query=20)
+    why = ci.viz.why_page(reason, out / "why")
     segment = ci.viz.segment_page(ci.segment(model, data, **few), out / "segment")
     report = ci.report(model, data, out / "report", untrained=untrained, audit=True, **few)
     start = ci.load(ROOT / "demos" / "weights" / "crate-tiny-pictures", revision="step-500")
@@ -92,6 +95,7 @@ def results(out: Path, limit: int = 64, untrained: int = 2) -> Pages:
         "atlas": (atlas, ["layer 5"]),
         "atlas-layer": (atlas.parent / "layer-3.html", ["layer 3"]),
         "segment": (segment, ["Jaccard"]),
+        "why": (why, ["The strongest pairs"]),
         "report": (report, ["Negative controls", "audit/audit.html"]),
         "audit": (report.parent / "audit" / "audit.html", ["Neumann"]),
     }

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from crate_hooks import full_name
 from crate_interp.circuits.circuit import head_name
 from crate_interp.circuits.code_swaps import rotation
+from crate_interp.circuits.excerpts import sample_picture, special_tokens, token_words
 from crate_interp.circuits.graphs import question as questions
 from crate_interp.circuits.graphs.question import Question
 from crate_interp.core import checks
@@ -39,6 +40,10 @@ _PAIRS = 1000  # the pairs that have a row of their own
 _AT_ONCE = 16  # copies of the sample in one forward
 
 
+def _per_cent(share: float) -> str:
+    return f"{100 * share:.2g} %" if share >= 1e-4 else "almost nothing"
+
+
 class AttentionReason(Result):
     """Why a head looks from one token at another: the score, as a sum over pairs of atoms.
 
@@ -53,12 +58,12 @@ class AttentionReason(Result):
     the mean of 10 draws and their lowest and highest; "rotated", the coordinates of the stream with
     the largest parts along random orthonormal axes. attention: the pattern from query to key.
     answer: the logit of the model's answer less the mean of all. network: "model", or "untrained"
-    for a network of random weights, without its own strongest atoms.
+    for a network of random weights and its own strongest atoms. "picture": webp, rows, columns.
     """
 
     KIND = "attention_reason"
     MAIN = "pairs"
-    STORED = dict.fromkeys(("pairs", "pieces", "effects"), first)
+    STORED = dict.fromkeys(("pairs", "pieces", "effects", "picture"), first)
     ALONE = "a reason explains one score of one sample, and reasons do not merge."
 
     def attention(self, side: str, kind: str, k: int, network: str = MODEL) -> float:
@@ -70,8 +75,8 @@ class AttentionReason(Result):
         """Returns what the strongest atoms of the key carry, what others carry, and the score."""
         meta, counts = self.meta, sorted({*self._table("effects")["k"]} - {0})
         query, key = (plain(meta[side]) for side in WEIGHED)
-        lead = f"{head_name(meta['layer'], meta['head'])} gives {key} {meta['attention']:.0%} of "
-        lead += f"the attention of {query}"
+        head, share = head_name(meta["layer"], meta["head"]), _per_cent(meta["attention"])
+        lead = f"{head} gives {key} {share} of the attention of {query}"
         if not counts:
             return [f"{lead}.", "Too few atoms are on to take some out."]
         k = max(count for count in counts if count <= TAKEN_OUT[1])
@@ -79,18 +84,17 @@ class AttentionReason(Result):
         words = {"largest": "largest atoms", "rotated": "strongest axes of random rotations"}
         words["random"] = "random atoms"
         rival = min(words, key=lambda kind: left[kind])
-        doubt = f"The {k} {words[rival]} carry less: without them {left[rival]:.0%} is left."
-        if left[rival] <= left["strongest"]:
-            doubt = f"The {k} {words[rival]} carry as much: without them {left[rival]:.0%} is left."
+        more = "as much" if left[rival] <= left["strongest"] else "less"
+        said = {kind: _per_cent(share) for kind, share in left.items()}
         pairs: Any = self._table("pairs")
         atoms = pairs[(pairs["query_atom"] >= 0) & (pairs["key_atom"] >= 0)]
         return [
-            f"{lead}; without its {k} strongest atoms {left['strongest']:.0%}.",
-            doubt,
-            f"Without {k} random atoms of the key {left['random']:.0%} is left, without its {k} "
-            f"largest {left['largest']:.0%}. The score is {meta['score']:.2f}, and pairs of atoms "
-            f"give {atoms['part'].sum():.2f} of it. The rest comes from biases and from what no "
-            "atom wrote into the stream. The scale of the norm is held as it is.",
+            f"{lead}; without its {k} strongest atoms {said['strongest']}.",
+            f"The {k} {words[rival]} carry {more}: without them {said[rival]} is left.",
+            f"Without {k} random atoms of the key {said['random']} is left, without the {k} "
+            f"largest {said['largest']}. The score is {meta['score']:.2f}, and pairs of atoms give "
+            f"{atoms['part'].sum():.2f} of it. The rest comes from biases and from what no atom "
+            "wrote into the stream. The scale of the norm is held as it is.",
         ]
 
     def legend(self) -> str:
@@ -157,19 +161,14 @@ def why_attends(
     other = twin(model, seed)
     beside = _effects(_read(other, sample, **vars(place)), question, seed).assign(network=UNTRAINED)
     tables["effects"] = pd.concat([effects, beside], ignore_index=True)
-    at = (place.query, place.key)
-    words = [f"token {number}" for number in at]
-    if model.cfg.kind == "text":
-        net: Any = model
-        try:
-            texts = net.to_str_tokens(sample[0])
-            words = [f"{str(texts[number])!r} ({number})" for number in at]
-        except ValueError:  # there is no tokenizer
-            pass
+    tables["picture"] = sample_picture(model, sample)
+    tokens, at = token_words(model, sample), (place.query, place.key)
+    words = [f"{tokens[number]!r} ({number})" if tokens else f"token {number}" for number in at]
     meta = model_meta(model, 1) | {
         "layer": layer, "head": head, "places": [*at], "query": words[0], "key": words[1],
         "score": case.score, "attention": case.attention, "answer": question.answer,
-        "sample": questions.sample_digest(sample),
+        "sample": questions.sample_digest(sample), "tokens": tokens,
+        "special": special_tokens(model),
     }  # fmt: skip
     return AttentionReason(tables, meta)
 

@@ -4,6 +4,7 @@ import io
 import string
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 from crate_interp.circuits.logits import answer_names
 from crate_interp.config import CrateConfig
 from crate_interp.core.run_options import tqdm
+from crate_interp.core.safe_text import visible
 from crate_interp.data import Samples
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.preprocess import displayable
@@ -66,6 +68,28 @@ def rgb(image: Tensor, cfg: CrateConfig) -> UInt8[np.ndarray, "height width 3"]:
     """Returns an image as colours that can be shown."""
     picture = (displayable(image, cfg) * 255).round().astype(np.uint8)
     return picture if picture.ndim == 3 else np.repeat(picture[..., None], 3, axis=-1)
+
+
+def sample_picture(model: HookedModel, sample: Tensor) -> pd.DataFrame:
+    """Returns the table "picture" of one sample: webp, rows, columns; no row for a text."""
+    if model.cfg.kind == "text":
+        empty = pd.DataFrame({"webp": [], "rows": [], "columns": []})
+        return empty.astype({"webp": object})
+    sides = zip(sample.shape[2:], model.cfg.patch_size, strict=True)
+    rows, columns = (side // patch for side, patch in sides)
+    file = as_webp(rgb(sample[0], model.cfg))
+    return pd.DataFrame({"webp": [file], "rows": [rows], "columns": [columns]})
+
+
+def token_words(model: HookedModel, sample: Tensor) -> list[str]:
+    """Returns the tokens of a text as words, or their ids without a tokenizer; [] for a picture."""
+    if model.cfg.kind != "text":
+        return []
+    words: list[Any] = sample[0].tolist()
+    net: Any = model
+    with suppress(ValueError):  # there is no tokenizer
+        words = net.to_str_tokens(sample[0])
+    return [visible(str(word)) for word in words]
 
 
 def as_webp(picture: UInt8[np.ndarray, "height width 3"]) -> bytes:

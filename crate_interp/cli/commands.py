@@ -285,10 +285,8 @@ def why(
     layer, number = place_of(str(head))[0], number_of(str(head))
     _, inputs, _ = _one_sample(request.model, request.looked_at, sample)
     reason = ci.circuits.why_attends(request.model, inputs, layer, number, query, key)
-    reason.save(request.out)
     pairs = reason.table().query("query_atom >= 0 and key_atom >= 0")
-    table = _in_text(pairs.head(HEADS))
-    request.print(reason, f"The tables: {request.out}", table, reason.legend())
+    request.show(reason, ci.viz.why_page, _in_text(pairs.head(HEADS)), reason.legend())
 
 
 @command(example="crate-alpha-b16", fields=(*LOADING, "out"), required=("source",))

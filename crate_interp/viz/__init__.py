@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from crate_interp.viz.audit_pages import audit_page
     from crate_interp.viz.by_layer import beside, layers, steps
     from crate_interp.viz.cache_views import activations, attention, top_tokens
-    from crate_interp.viz.circuit_figures import circuit, graph_figure
+    from crate_interp.viz.circuit_figures import circuit, graph_figure, why_figure
     from crate_interp.viz.compared_curves import compare, concentration
     from crate_interp.viz.comparison_pages import (
         ablation_page,
         compare_page,
         concentration_page,
+        why_page,
     )
     from crate_interp.viz.explorer_page import explore
     from crate_interp.viz.graph_pages import graph
@@ -31,6 +32,7 @@ __all__ = [
     "attention_on_image", "audit_page", "beside", "circuit", "compare", "compare_page",
     "concentration", "concentration_page", "explore", "graph", "graph_figure", "head_ablation",
     "head_grid", "heads", "heatmap", "layers", "segment_page", "steps", "top_tokens",
+    "why_figure", "why_page",
 ]  # fmt: skip
 
 _MODULE_OF, __getattr__, __dir__ = lazy(__name__, __file__)

@@ -11,6 +11,7 @@ from matplotlib.patches import FancyBboxPatch, PathPatch
 from matplotlib.path import Path
 from matplotlib.transforms import Affine2D
 
+from crate_interp.circuits.attention_reasons import AttentionReason
 from crate_interp.circuits.circuit import LAST, Circuit, place_of
 from crate_interp.circuits.graphs.result import BIAS, EMBEDDING, TARGET, AttributionGraph
 from crate_interp.core import checks
@@ -255,3 +256,42 @@ def _in_columns(axes: Any, graph: AttributionGraph, nodes: Any) -> Spots:
     axes.set_xlabel("token" if tokens else "patch", fontsize=SMALL)
     axes.spines[:].set_visible(False)
     return spots
+
+
+_KINDS = {"strongest": (TRAINED, "-"), "largest": (UNTRAINED, "--"), "rotated": (CHANCE, ":")}
+
+
+def why_figure(
+    reason: AttentionReason,
+    *,
+    ax: Axes | None = None,
+    title: str | None = None,
+    dpi: float | None = None,
+) -> Figure:
+    """Returns a matplotlib Figure of the attention that is left without atoms of the key.
+
+    A line for the strongest and for the largest atoms, for random axes and, with a band from the
+    lowest to the highest draw, for random atoms.
+
+    Args:
+        reason: What `ci.circuits.why_attends` returns.
+        ax: The Axes to draw into, instead of a new figure.
+        title: None means the head and its two tokens, "" means no title.
+        dpi: The resolution of the figure.
+    """
+    table: Any = reason.table("effects")
+    table = table[(table["network"] == "model") & table["side"].isin(["key", "both"])]
+    start = table[table["k"] == 0]
+    figure, axes = canvas.canvas(ax, 2.2, dpi)
+    names = {"strongest": "strongest atoms", "largest": "largest codes", "rotated": "random axes"}
+    for kind, name in (names | {"random": "random atoms"}).items():
+        rows = pd.concat([start, table[(table["kind"] == kind) & (table["side"] == "key")]])
+        colour, style = _KINDS.get(kind, (INK, "-."))
+        band = (rows["low"], rows["high"]) if kind == "random" else None
+        look: Any = {"color": colour, "ls": style, "label": name, "marker": "o"}
+        canvas.line(axes, rows["k"], rows["attention"], band, **look)
+    canvas.set_layers(axes, "attention that is left", "atoms taken out of the key")
+    axes.set_ylim(bottom=0)
+    head = f"L{reason.meta['layer']}H{reason.meta['head']}"
+    words = f"{head} from {reason.meta['query']} to {reason.meta['key']}"
+    return canvas.finished(figure, [axes], ax, title, words)

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from crate_interp.circuits.attention_reasons import BIAS, STREAM, AttentionReason
+from crate_interp.circuits.circuit import head_name
 from crate_interp.circuits.code_swaps_result import Concentration
 from crate_interp.circuits.head_ablation import HeadAblation
 from crate_interp.comparisons.result import (
@@ -24,9 +26,10 @@ from crate_interp.probes import heading, statistic
 from crate_interp.results.statistic import MINUS, Row, sign_of
 from crate_interp.stats.intervals import LEVEL
 from crate_interp.stats.verdicts import NOT_APPLICABLE, UNDECIDED
+from crate_interp.viz.circuit_figures import why_figure
 from crate_interp.viz.compared_curves import compare, concentration
 from crate_interp.viz.heatmaps import SIGNED, head_ablation
-from crate_interp.viz.page import check_page, heat_map, inline_svg, write_page
+from crate_interp.viz.page import check_page, data_uri, heat_map, inline_svg, write_page
 
 _HERO = 3  # how many statistics have figures at the top of the page
 
@@ -168,3 +171,53 @@ def concentration_page(result: Concentration, out: str | Path) -> Path:
         numbers=numbers,
         curves=inline_svg(concentration(result, title=""), result.finding(), salt="curves"),
     )
+
+
+def why_page(reason: AttentionReason, out: str | Path) -> Path:
+    """Writes why.html, why.png and the result (save) into a folder, and returns the page's path.
+
+    The page shows the two tokens, their atoms with the largest parts of the score, and what is left
+    of the attention without them. Raises ValueError as `concentration_page` does.
+    """
+    pieces, picture, meta = reason.table("pieces"), reason.table("picture"), reason.meta
+    most = float(pieces["part"].abs().max()) or 1.0
+    sides = {
+        side: [
+            {"name": piece_name(row.layer, row.atom), "part": row.part, "share": row.part / most}
+            for row in rows.sort_values("part", key=np.abs, ascending=False).head(8).itertuples()
+        ]
+        for side, rows in pieces.groupby("side", sort=False)
+    }
+    boxes: list[dict[str, Any]] = []
+    if len(picture):
+        rows, columns = map(int, picture.iloc[0][["rows", "columns"]])
+        patches = [place - (meta["special"] or 0) for place in meta["places"]]
+        boxes = [
+            {"side": side, "x": patch % columns / columns, "y": patch // columns / rows,
+             "width": 1 / columns, "height": 1 / rows}
+            for side, patch in zip(("query", "key"), patches, strict=True)
+            if 0 <= patch < rows * columns
+        ]  # fmt: skip
+    return write_page(
+        reason,
+        out,
+        "why.html",
+        f"why does {head_name(meta['layer'], meta['head'])} look there?",
+        {"why.png": why_figure(reason)},
+        said=reason.sentences(),
+        numbers={name: reason.table(name).head(200) for name in ("pairs", "pieces", "effects")},
+        sides=sides,
+        boxes=boxes,
+        picture=data_uri(picture["webp"].iloc[0], "webp") if len(picture) else "",
+        pairs=[
+            (piece_name(row.query_layer, row.query_atom), piece_name(row.key_layer, row.key_atom),
+             f"{row.part:+.3g}")
+            for row in reason.table().head(12).itertuples()
+        ],
+        curves=inline_svg(why_figure(reason, title=""), reason.finding(), salt="why"),
+    )  # fmt: skip
+
+
+def piece_name(layer: int, atom: int) -> str:
+    """Returns the name of a piece of the stream, such as "L0A12"."""
+    return {STREAM: "the rest", BIAS: "biases"}.get(atom, f"L{layer}A{atom}")

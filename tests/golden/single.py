@@ -77,6 +77,9 @@ def edits_of_a_pass() -> Iterator[Case]:
     ):  # fmt: skip
         yield Case("graph", name, options, one_sample, _graph_parts)
     yield Case("graph", "fashion", {"names": None, "tests": False}, one_sample, _tables)
+    for name, options in (("cbt", {"key": 3, "seed": 1}), ("induction", {}), ("crate-alpha", {})):
+        place = {"layer": 1, "head": 1, "query": 4}
+        yield Case("circuits.why_attends", name, place | options, one_sample, _tables)
 
 
 def _seed() -> torch.Generator:

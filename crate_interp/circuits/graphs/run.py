@@ -1,7 +1,6 @@
 """ci.graph: why a model gave one answer, in the nodes of its own codes."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from crate_interp.circuits.excerpts import as_webp, rgb, special_tokens
+from crate_interp.circuits.excerpts import sample_picture, special_tokens, token_words
 from crate_interp.circuits.graphs import question as questions
 from crate_interp.circuits.graphs import result, trust
 from crate_interp.circuits.graphs.atom_names import AtomNames
@@ -152,15 +151,11 @@ def _measured(
         "name": answers[question.answer], "logit": case.target,
         "versus_name": "" if question.versus is None else answers[question.versus],
     }  # fmt: skip
-    net: Any = model
-    words: list[Any] = sample[0].tolist() if model.cfg.kind == "text" else []
-    with suppress(ValueError):  # there is no tokenizer
-        words = words and net.to_str_tokens(sample[0])
     return tables, model_meta(model, 1) | {
         "settings": settings | {"seed": seed, "shape": [len(case.codes), *case.codes[0].shape]},
         "target": target, "sample": questions.sample_digest(sample),
         "scores": {"completeness": kept.completeness, "replacement": kept.replacement},
-        "tokens": [visible(str(word)) for word in words], "special": special_tokens(model),
+        "tokens": token_words(model, sample), "special": special_tokens(model),
     } | more  # fmt: skip
 
 
@@ -226,12 +221,6 @@ def graph_tables(cut: CutPass, chosen: Graph, names: AtomNames | None) -> dict[s
     logits = case.logits.double().cpu()
     answers = pd.DataFrame({"name": names_of(model), "logit": logits - logits.mean()})
     answers = answers.assign(probability=logits.softmax(dim=0).numpy()).rename_axis("answer")
-    picture = pd.DataFrame({"webp": [], "rows": [], "columns": []}).astype({"webp": object})
-    if model.cfg.kind != "text":
-        cfg: Any = model.cfg
-        grid = [n // side for n, side in zip(case.sample.shape[2:], cfg.patch_size, strict=True)]
-        file = as_webp(rgb(case.sample[0], model.cfg))
-        picture = pd.DataFrame({"webp": [file], "rows": grid[:1], "columns": grid[1:]})
     examples = []
     if names is not None:
         labels = [
@@ -249,7 +238,7 @@ def graph_tables(cut: CutPass, chosen: Graph, names: AtomNames | None) -> dict[s
         "layers": pd.DataFrame(layers, columns=["layer", "active", "attribution", "bias", "error"]),
         "answers": answers.reset_index().astype({"logit": float}),
         "places": pd.concat(places, ignore_index=True),
-        "picture": picture,
+        "picture": sample_picture(model, case.sample),
         "examples": pd.DataFrame(examples, columns=["layer", "atom", "value", "words", "webp"]),
     }
 
