@@ -202,7 +202,7 @@ def _at_best_scale(
     """
     scaled = [replace(lasso, d=lasso.d * scale) for scale in SCALES]
     every = [
-        beside_solution(one, y, *one.run(y, one.lambd), solution)
+        beside_solution(one, y, one.run(y, one.lambd)[0], solution)
         for one, solution in zip(scaled, solutions, strict=True)
     ]
     best = torch.stack([numbers["share"] for numbers in every]).argmax(dim=0)

@@ -92,7 +92,7 @@ def by_sample(parts: Parts, of: str, name: str) -> Any:
 
     of: "layer", or the name of the null or limit whose values are wanted.
     """
-    if name not in parts or of not in parts[name].index.levels[0]:
+    if name not in parts or of not in parts[name].index.unique("of"):
         return pd.DataFrame()
     return parts[name].loc[of].dropna(axis=1, how="all")
 

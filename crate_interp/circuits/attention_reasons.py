@@ -17,6 +17,7 @@ from crate_interp.circuits.circuit import head_name
 from crate_interp.circuits.code_swaps import rotation
 from crate_interp.circuits.excerpts import sample_picture, special_tokens, token_words
 from crate_interp.circuits.graphs import question as questions
+from crate_interp.circuits.graphs.derivatives import directions
 from crate_interp.circuits.graphs.question import Question
 from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
@@ -281,7 +282,7 @@ def _read(
     both = weights["query"].bool() | weights["key"].bool()
     on = (codes[both] != 0).any(dim=0).nonzero()[:, 0]
     width = codes.shape[1] // len(posts)
-    written = torch.cat([model.blocks[at].mlp.written() for at in below])[on].double()
+    written = torch.cat([directions(model, at) for at in below])[on].double()
     roles = {side: _role(model, block, place, stream, weights[side], side) for side in WEIGHED}
     atoms = torch.stack([on // width + below[0], on % width], dim=1).cpu()
     return _Case(
@@ -304,7 +305,8 @@ def _role(
     model: HookedModel, block: Any, place: _Place, stream: Tensor, weights: Tensor, side: str
 ) -> _Role:
     """Returns how the query or the key of a place comes from the stream."""
-    attn, norm, head = block.attn, block.ln1, place.head
+    attn, head = block.attn, place.head
+    norm: Any = block.ln1
     centred = isinstance(norm, nn.LayerNorm)
     less = stream - stream.mean(dim=-1, keepdim=True) if centred else stream
     scale = torch.ones_like(stream[:, 0])
@@ -318,12 +320,12 @@ def _role(
     map, bias = map.double(), bias.double()
     if centred:
         bias = bias + norm.b.double() @ map
-        map = norm.w.double()[:, None] * map
+        map = norm.w.double().unsqueeze(1) * map
     role = _Role(weights / scale, centred, map, bias)
     if model.cfg.rotary:
         at = torch.tensor([place.query if side == "query" else place.key], device=stream.device)
-        table = tuple(part[0] for part in rotary_table(model.cfg, at))
-        map, bias = turned(map, table), turned(bias[None], table)[0]
+        cos, sin = (part[0] for part in rotary_table(model.cfg, at))
+        map, bias = turned(map, (cos, sin)), turned(bias[None], (cos, sin))[0]
         whole = _Role(role.weights, centred, map, bias)
         size = whole.of(whole.weights @ stream) + bias
         size = (size.square().mean() + model.cfg.ln_eps).sqrt()
@@ -351,7 +353,7 @@ def _parts(case: _Case) -> dict[str, pd.DataFrame]:
     flat = parts.flatten()
     best = flat.abs().topk(min(_PAIRS, len(flat))).indices
     rows, columns = np.divmod(best.numpy(), len(names))
-    pairs = pd.DataFrame(
+    pairs: Any = pd.DataFrame(
         {
             "query_layer": names[rows, 0], "query_atom": names[rows, 1],
             "key_layer": names[columns, 0], "key_atom": names[columns, 1],
@@ -362,7 +364,7 @@ def _parts(case: _Case) -> dict[str, pd.DataFrame]:
     others = [*[OTHERS] * 4, np.nan, np.nan, float(flat.sum() - flat[best].sum())]
     pairs.loc[len(pairs)] = others
     whole = pairs.columns[:4]
-    table = pd.concat(pieces, ignore_index=True)[["side", "layer", "atom", "value", "part"]]
+    table: Any = pd.concat(pieces, ignore_index=True)[["side", "layer", "atom", "value", "part"]]
     return {"pairs": pairs.astype(dict.fromkeys(whole, int)), "pieces": table}
 
 
@@ -376,8 +378,8 @@ def _effects(case: _Case, question: Question, seed: int) -> pd.DataFrame:
         found.extend(_run(case, question, torch.stack(streams)))
         streams.clear()
 
-    for *place, stream in _edited(case, seed):
-        keys.append(tuple(place))
+    for side, k, kind, stream in _edited(case, seed):
+        keys.append((side, k, kind))
         streams.append(stream)
         if len(streams) == _AT_ONCE:
             run()
@@ -440,6 +442,6 @@ def _run(
         (full_name(_pattern_point(model), place.layer), note),
     ]
     copies = case.sample.expand(len(streams), *case.sample.shape[1:])
-    start = {"start_at_layer": place.layer} if may_share(model) else {}
+    start: Any = {"start_at_layer": place.layer} if may_share(model) else {}
     logits = model.run_with_hooks(streams if start else copies, fwd_hooks=hooks, **start)
     return list(zip(patterns[0].tolist(), question.of(logits).tolist(), strict=True))

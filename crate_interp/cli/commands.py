@@ -284,7 +284,7 @@ def why(
     """
     layer, number = place_of(str(head))[0], number_of(str(head))
     _, inputs, _ = _one_sample(request.model, request.looked_at, sample)
-    reason = ci.circuits.why_attends(request.model, inputs, layer, number, query, key)
+    reason = ci.circuits.why_attends(request.model, inputs, layer, number, int(query or 0), key)
     pairs = reason.table().query("query_atom >= 0 and key_atom >= 0")
     request.show(reason, ci.viz.why_page, _in_text(pairs.head(HEADS)), reason.legend())
 

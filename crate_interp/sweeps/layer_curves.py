@@ -75,7 +75,7 @@ def curve(result: "SweepResult", statistic: str) -> Curve:
 def _by_layer(result: "SweepResult", statistic: str) -> Any:
     """Returns the rows of a statistic by layer, or raises ValueError with the nearest names."""
     if _BY_NAME not in result._computed:
-        groups = result.layers().groupby(["probe", "statistic"], sort=False)
+        groups: Any = result.layers().groupby(["probe", "statistic"], sort=False)
         result._computed[_BY_NAME] = {".".join(pair): rows for pair, rows in groups}
     if statistic in result._computed[_BY_NAME]:
         return result._computed[_BY_NAME][statistic]

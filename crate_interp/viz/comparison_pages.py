@@ -179,7 +179,10 @@ def why_page(reason: AttentionReason, out: str | Path) -> Path:
     The page shows the two tokens, their atoms with the largest parts of the score, and what is left
     of the attention without them. Raises ValueError as `concentration_page` does.
     """
-    pieces, picture, meta = reason.table("pieces"), reason.table("picture"), reason.meta
+    pieces: Any = reason.table("pieces")
+    picture: Any = reason.table("picture")
+    strongest: Any = reason.table().head(12)
+    meta = reason.meta
     most = float(pieces["part"].abs().max()) or 1.0
     sides = {
         side: [
@@ -212,7 +215,7 @@ def why_page(reason: AttentionReason, out: str | Path) -> Path:
         pairs=[
             (piece_name(row.query_layer, row.query_atom), piece_name(row.key_layer, row.key_atom),
              f"{row.part:+.3g}")
-            for row in reason.table().head(12).itertuples()
+            for row in strongest.itertuples()
         ],
         curves=inline_svg(why_figure(reason, title=""), reason.finding(), salt="why"),
     )  # fmt: skip
