@@ -306,7 +306,7 @@ def _role(
 ) -> _Role:
     """Returns how the query or the key of a place comes from the stream."""
     attn, head = block.attn, place.head
-    norm: Any = block.ln1
+    norm = block.ln1
     centred = isinstance(norm, nn.LayerNorm)
     less = stream - stream.mean(dim=-1, keepdim=True) if centred else stream
     scale = torch.ones_like(stream[:, 0])
@@ -319,8 +319,8 @@ def _role(
         map, bias = getattr(attn, f"W_{letter}")[head], getattr(attn, f"b_{letter}")[head]
     map, bias = map.double(), bias.double()
     if centred:
-        bias = bias + norm.b.double() @ map
-        map = norm.w.double().unsqueeze(1) * map
+        affine: Any = norm
+        bias, map = bias + affine.b.double() @ map, affine.w.double()[:, None] * map
     role = _Role(weights / scale, centred, map, bias)
     if model.cfg.rotary:
         at = torch.tensor([place.query if side == "query" else place.key], device=stream.device)
