@@ -183,6 +183,7 @@ SHOWN = {  # what their outputs must hold, and how many pictures
     "09_is_it_crate_or_any_transformer": ("Answer: training brings", 2),
     "10_why_this_word": ("Answer: the graph of one sequence finds more", 2),
     "11_why_this_picture": ("Answer: rollout orders the patches best", 2),
+    "12_why_it_looks_there": ("Answer: without the 10 strongest atoms", 2),
 }
 NAMES = list(SHOWN)
 CLAIMS = {  # in how many of the three networks of notebook 05 each holds, as its top says
