@@ -269,25 +269,19 @@ def _read(
         score = float(cache[scores][0, head, query, key])
     if math.isinf(score):
         raise ValueError(f"token {query} does not see token {key}: give a key that it sees.")
-    # what later layers scale the stream with before this layer reads it
-    gains = [
-        float(model.resid_lambdas[at + 1 : layer + 1].prod())
-        if hasattr(model, "resid_lambdas")
-        else 1.0
-        for at in below
-    ]
-    codes = torch.cat(
-        [gain * cache[name][0].double() for gain, name in zip(gains, posts, strict=True)], 1
-    )
-    both = weights["query"].bool() | weights["key"].bool()
-    on = (codes[both] != 0).any(dim=0).nonzero()[:, 0]
-    width = codes.shape[1] // len(posts)
-    written = torch.cat([directions(model, at) for at in below])[on].double()
+    scales: Any = getattr(model, "resid_lambdas", torch.ones(model.cfg.n_layers))
+    read, pieces = (weights["query"] + weights["key"]) > 0, []
+    for at, post in zip(below, posts, strict=True):
+        code = cache[post][0]
+        on = (code[read] != 0).any(dim=0).nonzero()[:, 0]
+        gain = float(scales[at + 1 : layer + 1].prod())  # of the layers before this one reads it
+        atoms = torch.stack([torch.full_like(on, at), on], dim=1).cpu()
+        pieces.append((atoms, gain * code[:, on].double(), directions(model, at)[on].double()))
+    atoms, codes, written = zip(*pieces, strict=True)
     roles = {side: _role(model, block, place, stream, weights[side], side) for side in WEIGHED}
-    atoms = torch.stack([on // width + below[0], on % width], dim=1).cpu()
     return _Case(
-        model, sample, place, score, float(shares[query, key]), stream, atoms,
-        codes[:, on], written, weights, roles,
+        model, sample, place, score, float(shares[query, key]), stream, torch.cat(atoms),
+        torch.cat(codes, dim=1), torch.cat(written), weights, roles,
     )  # fmt: skip
 
 
