@@ -104,6 +104,8 @@ def test_what_has_no_reason():
     model, lm = make("crate").double(), make_lm("crate-lm").double()
     why = ci.circuits.why_attends
     refuses("layer=0: give 1 to", lambda: why(model, IMAGE, 0, 0, 0, 1))
+    shallow = make("crate", n_layers=1).double()
+    refuses("layer=1: layer 0, the only one", lambda: why(shallow, IMAGE, 1, 0, 0, 1))
     refuses("head=9: give 0 to", lambda: why(model, IMAGE, 1, 9, 0, 1))
     refuses("query=99: give 0 to", lambda: why(model, IMAGE, 1, 0, 99, 1))
     refuses("token 2 does not see token 5", lambda: why(lm, TOKENS, 1, 0, 2, 5))

@@ -42,7 +42,8 @@ _AT_ONCE = 16  # copies of the sample in one forward
 
 
 def _per_cent(share: float) -> str:
-    return f"{100 * share:.2g} %" if share >= 1e-4 else "almost nothing"
+    words = f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.2g} %"
+    return words if share >= 1e-4 else "almost nothing"
 
 
 class AttentionReason(Result):
@@ -74,7 +75,8 @@ class AttentionReason(Result):
 
     def sentences(self) -> list[str]:
         """Returns what the strongest atoms of the key carry, what others carry, and the score."""
-        meta, counts = self.meta, sorted({*self._table("effects")["k"]} - {0})
+        table: Any = self._table("effects")
+        meta, counts = self.meta, {*table["k"][table["network"] == MODEL]} - {0}
         query, key = (plain(meta[side]) for side in WEIGHED)
         head, share = head_name(meta["layer"], meta["head"]), _per_cent(meta["attention"])
         lead = f"{head} gives {key} {share} of the attention of {query}"
@@ -148,7 +150,7 @@ def why_attends(
             logits, for several samples, and for a layer, head, query or key that there is not, or
             that a causal model masks.
     """
-    questions.check_model(model)
+    questions.check_model(model, "why_attends")
     if model.cfg.facts["attention"] == "tssa":
         raise ValueError("why_attends: the heads of ToST give no token a score by another token.")
     sample = questions.one_sample(model, inputs)
@@ -287,8 +289,12 @@ def _read(
 
 def _within(name: str, value: object, choices: range) -> None:
     if not checks.is_int(value) or value not in choices:
-        known = f"{choices[0]} to {choices[-1]}" if choices else "nothing: there is one layer"
-        raise ValueError(f"{name}={checks.quote(value)}: give {known}.")
+        known = (
+            f"give {choices[0]} to {choices[-1]}"
+            if choices
+            else "layer 0, the only one, has no codes"
+        )
+        raise ValueError(f"{name}={checks.quote(value)}: {known}.")
 
 
 def _pattern_point(model: HookedModel) -> str:

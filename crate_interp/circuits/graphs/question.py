@@ -41,15 +41,15 @@ class Question:
         return logits if self.position is None else logits[:, self.position]
 
 
-def check_model(model: HookedModel) -> None:
-    """Raises ValueError for a model whose answers have no graph."""
+def check_model(model: HookedModel, what: str = "a graph") -> None:
+    """Raises ValueError for a model whose answers have no graph, or no other `what`."""
     check_hooked_model(model)
-    check_logits(model, "a graph")
-    check_atoms(model.cfg, "a graph")
+    check_logits(model, what)
+    check_atoms(model.cfg, what)
     if model.cfg.dtype not in (torch.float32, torch.float64):
         raise ValueError("the effect of one code is lost in rounding: give model.float().")
     if model.cfg.facts.get("bridged"):
-        raise ValueError("a network behind a bridge has no graph: give one that ci.load returns.")
+        raise ValueError(f"{what} needs a network without a bridge: give one that ci.load returns.")
 
 
 def one_sample(model: HookedModel, inputs: object) -> Tensor:
