@@ -41,7 +41,7 @@ ci.viz.why_figure(reason)
 # %% [markdown]
 # ## One look in a picture
 
-# %%
+# %% tags=["lead"]
 model = ci.load("crate-tiny-pictures")
 images = model.preprocess(ci.data.embedded("pictures")["image"])
 reason = ci.circuits.why_attends(model, images[5], layer=3, head=2, query=20)
@@ -71,7 +71,7 @@ def looks(network, samples, places, seed):
     return pd.DataFrame(rows)
 
 
-texts = [lm.to_tokens(one[:300])[0, :48] for one in ci.data.embedded("held-out-text")["text"]]
+texts = [lm.to_tokens(one[:160])[0, :48] for one in ci.data.embedded("held-out-text")["text"]]
 every = {"pictures": looks(model, images[:24], 257, 0), "texts": looks(lm, texts, 48, 0)}
 pd.concat({name: table.median() for name, table in every.items()}, axis=1).round(3)
 

@@ -238,6 +238,7 @@ MEASURED |= streamed("circuits.composition", "circuits.concentration") | {
         TEXTS, TOKENS[:1], ONE_CACHE, first_logit, positions=[3]
     ),
     "switched_off": lambda: CIRCUITS.switched_off(IMAGES, PICTURES[0]),
+    "why_attends": lambda: CIRCUITS.why_attends(TEXTS, TOKENS[:1], 1, 0, 3),
 }
 
 
