@@ -175,6 +175,8 @@ def ablate(
 ) -> None:
     """Measure what each head does for the answers.
 
+    For one picture, `explore --image FILE --without` does it without labels.
+
     Ablates one head at a time. Prints a table of the heads that matter most, and writes a page with
     a heat map of all heads.
     """

@@ -80,15 +80,11 @@ def timed(
 ) -> Iterator[tuple[Task, Tables]]:
     """Yields what an engine yields; after the first chunk says what is left, if that is long.
 
-    Before the first chunk it says if other work shares the cores.
-
     todo: how many samples are left of the pass, or None for a stream. keeps: whether a folder
     keeps finished chunks. In a dry run, says what the pass takes and stops after this chunk.
     """
     begin = time.perf_counter()
     first = work.options.progress and work.options.engine == "local"  # Ray's first is one of many
-    if first and (crowd := _crowded()):
-        note(crowd)
     for task, tables in chunks:
         done, took = task.stop - task.start, time.perf_counter() - begin
         count, whole = math.ceil((todo or done) / done), took * (todo or done) / done
@@ -104,7 +100,7 @@ def timed(
         elif first and whole - took > _LONG:
             words = f"{work.step.name}: {count - 1} more chunks, about {_short(whole - took)}."
             words += " If it stops, the same command continues it." * keeps
-            note(words)
+            note(f"{words} {crowded()}".rstrip())
         first = False
         yield task, tables
         if plan is not None:
@@ -120,7 +116,7 @@ def _short(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
-def _crowded() -> str:
+def crowded() -> str:
     """Returns advice if this process and its neighbours have more threads than there are cores."""
     threads, cores = torch.get_num_threads(), os.cpu_count() or 1
     ours = threads * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

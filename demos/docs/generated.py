@@ -216,7 +216,7 @@ def statistics() -> str:
         "Every number that a sweep measures is called `probe.statistic`.",
         f"* `ci.sweep` measures {', '.join(ci.probes.DEFAULT)}, and membership or representatives "
         "in models that have them. Ask for the others: `probes=[...]`.",
-        "* A number of activations has a value for each sample, or for each sample and head; tables "
+        "* A number of activations has a value for each sample, or each sample and head; tables "
         "show the mean over samples. A number of weights has one value.",
         "* N is the number of tokens, d the width of the stream, p the width of a head, K the "
         "number of heads, and |A| the Frobenius norm.",
