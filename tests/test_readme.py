@@ -47,16 +47,11 @@ def test_commands_and_pictures_exist():
         assert (place / link).exists() or link.startswith(".github/"), link
 
 
-def table(header):
-    """The cells of the README's table with this header, but for the header."""
-    lines = README[README.index(header) :].splitlines()[2:]
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[: lines.index("")]]
-
-
-def rows_of_the_tables():
-    """The questions of the README: the command of each, what was found, and what stands beside."""
-    commands = {row[0]: row[1].strip("`") for row in table("| question | command |")}
-    return [(commands[question], *cells) for question, *cells in table("| question | found |")]
+def rows_of_the_table():
+    """The rows of the README's table: the command, what was found, and what stands beside."""
+    lines = README[README.index("| question | found |") :].splitlines()[2:]
+    cells = [line.split(" | ") for line in lines[: lines.index("")]]
+    return [(command.strip("` |"), found, beside) for _, found, beside, command in cells]
 
 
 def recipe(command):
@@ -80,7 +75,7 @@ NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w.]*\d)")
     ("command", "found", "beside"),
     [
         pytest.param(*row, marks=[] if row[0].startswith(QUICK) else pytest.mark.slow)
-        for row in rows_of_the_tables()
+        for row in rows_of_the_table()
     ],
 )
 def test_a_command_prints_the_numbers_of_its_row(command, found, beside, tmp_path, monkeypatch):

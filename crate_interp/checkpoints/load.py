@@ -143,7 +143,7 @@ def _load(source: Source, config: GivenConfig | None, dtype: torch.dtype) -> Any
     model = attach(model, contents.folder, source.hub)
     cfg, name = model.cfg, plain(source.name, 200)
     if getattr(cfg, "grid_guessed", False):
-        note(f"{name}: image_size={cfg.image_size} is a guess: give image_size=(height, width).")
+        note(f"{name}: image_size={cfg.image_size} is a guess: give image_size if it is another.")
     values = {field: getattr(cfg, field) for field in getattr(cfg, "assumed", ())}
     if values:
         listed = ", ".join(f"no {x}" if one is None else f"{x} {one}" for x, one in values.items())

@@ -206,6 +206,7 @@ def _run() -> int:
     if code == INTERRUPTED:  # typer turns an interrupt into an exit
         out = requests[0].out if requests else None
         there = f"what was finished is in {out}" if out and out.exists() else "nothing was finished"
+        there += ", and the same command continues" * bool(out and (out / "chunks").exists())
         _complain(f"interrupted; {there}")
     return code
 

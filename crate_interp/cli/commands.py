@@ -63,7 +63,7 @@ def report(request: Request) -> None:
     path = ci.report(request.model, request.data, request.out, **request.options)
     summary, _, more = path.with_name("summary.txt").read_text(encoding="utf-8").partition("\n\n")
     finding, _, table = summary.partition("\n")
-    request.print(finding, f"The page: {path}", table, more)
+    request.print(finding, f"The page: {path}, and its charts: figures/*.png", table, more)
 
 
 @command("sweep")
@@ -77,10 +77,12 @@ def sweep(request: Request) -> None:
     from crate_interp.sweeps.findings import OFFICIAL
     from crate_interp.sweeps.layer_curves import columns, summary
 
-    name = max(dict(columns(result)), key=lambda name: name == OFFICIAL)  # the first without it
-    drawn = f'ci.viz.layers(ci.SweepResult.load({json_text.dumps(str(request.out))}), "{name}")'
-    code = quote(f'import crate_interp as ci; {drawn}.savefig("layers.png")')
-    table = f"{as_text(*summary(result, []))}\nA chart by layer:  python -c {code}"
+    names = [*dict(columns(result))]
+    names = [name for name in names if name in (OFFICIAL, "sparsity.zero_fraction")] or names[:1]
+    folder, names = json_text.dumps(str(request.out)), json_text.dumps(names)
+    drawn = f'[ci.viz.layers(r, name).savefig(name + ".png") for name in {names}]'
+    code = quote(f"import crate_interp as ci; r = ci.SweepResult.load({folder}); {drawn}")
+    table = f"{as_text(*summary(result, []))}\nCharts by layer:  python -c {code}"
     more = f"{result.sharpest()}\n{result.controls_text()}"
     request.print(result, f"The tables: {request.out}", table, more)
 
@@ -173,6 +175,8 @@ def ablate(
     head: Annotated[list[str] | None, "Print this head too, such as L3H1. Repeat for more."] = None,
 ) -> None:
     """Measure what each head does for the answers.
+
+    For one picture, `explore --image FILE --without` does it without labels.
 
     Ablates one head at a time. Prints a table of the heads that matter most, and writes a page with
     a heat map of all heads.

@@ -19,7 +19,7 @@ from typer import Argument, Option
 
 import crate_interp as ci
 from crate_interp.core import checks
-from crate_interp.core.run_options import Pass, Run, RunOptions
+from crate_interp.core.run_options import Pass, Run, RunOptions, note
 
 POSITIONAL = ("source", "a", "b")
 
@@ -227,7 +227,11 @@ class Request:
         """Returns the model of this name, on the device of this process."""
         import torch
 
+        from crate_interp.questions.asking import crowded
         from crate_interp.questions.chunks import device_of_rank
+
+        if advice := crowded():
+            note(advice)
 
         source, arguments = self.checkpoint(source)
         arguments["dtype"] = None if self.dtype is None else getattr(torch, self.dtype)

@@ -124,7 +124,8 @@ def true_loss(model: HookedModel, samples: Samples, labels: Sequence[Any] | None
     raise ValueError(
         f"the loss needs the true class of each image: {what}: give labels that are "
         f"{checks.quote(model.cfg.labels or range(count))}, or load the model with labels=[...], "
-        f"{count} class names in the order of its outputs."
+        f"{count} class names in the order of its outputs. "
+        "`crate-interp explore --without` needs no label."
     )
 
 

@@ -100,7 +100,7 @@ def timed(
         elif first and whole - took > _LONG:
             words = f"{work.step.name}: {count - 1} more chunks, about {_short(whole - took)}."
             words += " If it stops, the same command continues it." * keeps
-            note(f"{words} {_crowded()}".rstrip())
+            note(f"{words} {crowded()}".rstrip())
         first = False
         yield task, tables
         if plan is not None:
@@ -116,7 +116,7 @@ def _short(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
-def _crowded() -> str:
+def crowded() -> str:
     """Returns advice if this process and its neighbours have more threads than there are cores."""
     threads, cores = torch.get_num_threads(), os.cpu_count() or 1
     ours = threads * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

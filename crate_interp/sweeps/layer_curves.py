@@ -206,7 +206,7 @@ def heading(result: "SweepResult", untrained: Sequence["SweepResult"], data: str
     """Returns a line that says what was measured, on which data, and what the brackets hold."""
     of = f" of {plain(data)}" if data else ""
     seen = max((twin.meta["n_samples"] for twin in untrained), default=0)
-    copies = f"mean of untrained copies (seeds: {len(untrained)}, {seen} seen)"
+    copies = f"mean of {len(untrained)} untrained copies on the first {seen}"
     beside = f"; in brackets, the {copies}" if untrained else ""
     return f"{model_name(result.meta)}, {result.counted_samples()}{of}: means{beside}."
 

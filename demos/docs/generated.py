@@ -95,7 +95,7 @@ def explorer() -> str:
     images = model.preprocess(ci.data.embedded("pictures")[SAMPLE : SAMPLE + 1]["image"])
     _, cache = model.run_with_cache(images)
     off = ci.circuits.switched_off(model, images[0])
-    return ci.viz.explore(cache, images, without=off).html()
+    return ci.viz.explore(cache, images, name="a tulip", without=off).html()
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
@@ -213,15 +213,15 @@ def bound(value: Any) -> str:
 def statistics() -> str:
     """Returns the page of all statistics: unit, range, how to read each, which way is which."""
     start = (
-        "Figures, commands and wide tables call each `probe.statistic`; long tables have two "
-        "columns, probe and statistic. The default probes are "
-        f"{', '.join(ci.probes.DEFAULT)}, and membership or representatives on models that "
-        "have them; the others are asked for by name. A number of "
-        "activations is of a sample, or of a sample and a head, and tables show its mean over "
-        "samples; one of weights alone has no samples. N is the number of tokens, d the width of "
-        "the stream, p that of a head, K the number of heads, and |A| the Frobenius norm."
+        "Every number that a sweep measures is called `probe.statistic`.",
+        f"* `ci.sweep` measures {', '.join(ci.probes.DEFAULT)}, and membership or representatives "
+        "in models that have them. Ask for the others: `probes=[...]`.",
+        "* A number of activations has a value for each sample, or each sample and head; tables "
+        "show the mean over samples. A number of weights has one value.",
+        "* N is the number of tokens, d the width of the stream, p the width of a head, K the "
+        "number of heads, and |A| the Frobenius norm.",
     )
-    parts = ["# Statistics", fill(start, 100)]
+    parts = ["# Statistics", *start]
     for name in ci.probes.available():
         probe = ci.probes.resolve(name)[0]
         words = (inspect.getdoc(getattr(ci.probes, name)) or "").split("\n\n")[0]

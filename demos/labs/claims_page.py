@@ -122,7 +122,7 @@ def that_matter(others: Mapping[str, Sequence[elsewhere.Elsewhere]]) -> str:
     """Returns the table of the questions that most readers come with."""
     found = {one.row["rule"]: other_cells(one) for each in others.values() for one in each}
     rows = [(question, found[rule][1], number) for question, (rule, number) in MATTER]
-    return in_markdown(("question", "answer", "found"), rows)
+    return in_markdown(("question", "answer", "found, and its 95 % interval"), rows)
 
 
 def section(document: str, rows: Sequence[Row], others: Sequence[elsewhere.Elsewhere]) -> list[str]:

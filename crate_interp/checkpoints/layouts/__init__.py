@@ -4,8 +4,10 @@ A layout has a map from keys to parameters, the keys that identify it, and a fun
 config fields.
 """
 
+from statistics import fmean
+
 from crate_interp.checkpoints.layouts import images, language, stems
-from crate_interp.checkpoints.layouts.layout import Layout, Shapes, nearest
+from crate_interp.checkpoints.layouts.layout import Layout, Shapes, nearest, renaming
 from crate_interp.core.errors import CheckpointError
 
 LAYOUTS: tuple[Layout, ...] = (
@@ -33,11 +35,12 @@ def find_layout(shapes: Shapes, family: str | None, where: str) -> Layout:
     some = ", ".join(list(shapes)[:4])
     # the layout that shares most with the keys
     near = {marker: nearest(marker, shapes) for layout in LAYOUTS for marker in layout.markers}
-    layout = max(LAYOUTS, key=lambda one: sum(map(bool, map(near.get, one.markers))))
-    said = [f"{marker} (nearest here: {near[marker] or 'none'})" for marker in layout.markers]
+    layout = max(LAYOUTS, key=lambda one: fmean(map(bool, map(near.get, one.markers))))
+    absent = [one for one in layout.markers if one not in shapes]
+    said = [f"{marker} (nearest here: {near[marker] or 'none'})" for marker in absent]
     raise CheckpointError(
         f"{where} has no published layout: the first of its {len(shapes)} keys are {some}; "
-        f"{layout.family}, the nearest, has {' and '.join(said)}. If only names differ, "
-        "give rename='s/PATTERN/REPLACEMENT/'. "
+        f"{layout.family}, the nearest, has {' and '.join(said)}. "
+        f"{renaming(near[absent[0]], absent[0])} "
         "ci.bridge.load loads ViT, DeiT, DINOv2, GPT-2 and Llama of transformers."
     )

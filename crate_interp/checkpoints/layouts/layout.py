@@ -31,8 +31,10 @@ class Shapes(dict[str, tuple[int, ...]]):
         Raises CheckpointError for a missing key, a wrong number of axes, and an empty tensor.
         """
         if key not in self:
-            near = nearest(key, self) or f"among {', '.join(list(self)[:4])}"
-            raise CheckpointError(f"the key {key} is missing; the nearest is {near}.")
+            numbers = re.findall(r"\d+", key)  # another layer's key says nothing
+            near = nearest(key, [one for one in self if re.findall(r"\d+", one) == numbers])
+            said = f"the nearest is {near or 'among ' + ', '.join(list(self)[:4])}"
+            raise CheckpointError(f"the key {key} is missing; {said}. {renaming(near, key)}")
         shape, wanted = self[key], axes or (2,)
         if len(shape) not in wanted or 0 in shape:
             count = " or ".join(map(str, wanted))
@@ -44,6 +46,15 @@ def nearest(name: str, keys: Iterable[str]) -> str:
     """Returns the key that is most like a name, or "" if none is like it."""
     close = difflib.get_close_matches(name, list(keys)[:_COMPARED], n=1, cutoff=0.75)
     return close[0] if close else ""
+
+
+def renaming(near: str, name: str) -> str:
+    """Returns the advice to rename a key, with the words that differ if one part does."""
+    here, wanted = near.split("."), name.split(".")
+    parts = [(a, b) for a, b in zip(here, wanted, strict=False) if a != b]
+    alike = len(parts) == 1 and len(here) == len(wanted)
+    pattern, replacement = parts[0] if alike else ("PATTERN", "REPLACEMENT")
+    return f"If only names differ, give rename='s/{pattern}/{replacement}/'."
 
 
 def expanded(keys: Mapping[str, str], source: str = "", target: str = "") -> dict[str, str]:
