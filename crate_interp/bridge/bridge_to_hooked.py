@@ -159,13 +159,12 @@ def _pairs(
 
 def _one_sample(model: BridgedModel) -> Tensor:
     """Returns one image of full size, or a few token ids; the same on every machine."""
-    cfg: Any = model.cfg
-    if cfg.kind == "vision":
-        first, shape = next(model.parameters()), (1, cfg.channels, *cfg.image_size)
+    if model.cfg.kind == "vision":
+        first, shape = next(model.parameters()), (1, model.cfg.channels, *model.cfg.image_size)
         wave = torch.arange(prod(shape), dtype=torch.float64).sin()
         return wave.to(first.device, first.dtype).view(shape)
-    count = min(5, cfg.n_ctx)
-    return (torch.arange(count, device=cfg.device)[None] * 7919 + 13) % cfg.d_vocab
+    count = min(5, model.cfg.n_ctx)
+    return (torch.arange(count, device=model.cfg.device)[None] * 7919 + 13) % model.cfg.d_vocab
 
 
 @torch.no_grad()

@@ -180,16 +180,15 @@ def _contributions(
     cache: CrateCache, direction: Float[Tensor, "batch d_model"], position: int
 ) -> dict[str, Tensor]:
     """Returns what each part except the constant adds along a direction, `[batch, ...]`."""
-    model: Any = cache.model
-    gains, entry = residual_gains(model)
+    gains, entry = residual_gains(cache.model)
     heads, atoms, biases = [], [], []
-    for layer, block in enumerate(model.blocks):
+    for layer, block in enumerate(cache.model.blocks):
         pattern = "head d_head d, batch d -> batch head d_head"
         written = einsum(block.attn.W_O, direction, pattern)
         z = _read(cache, "attn.hook_z", layer, position)
         heads.append(gains[layer] * (z * written).sum(dim=-1))
         bias = block.attn.b_O
-        if model.cfg.attn_only:
+        if cache.model.cfg.attn_only:
             atoms.append(direction[:, :0])
         else:
             code, bias = _read(cache, "mlp.hook_post", layer, position), bias + block.mlp.b_out
@@ -197,7 +196,7 @@ def _contributions(
         biases.append(gains[layer] * (direction @ bias))
     embed = entry * (_read(cache, "hook_embed", None, position) * direction).sum(dim=-1)
     positions = torch.zeros_like(embed)
-    if "hook_pos_embed" in model.hook_dict:
+    if "hook_pos_embed" in cache.model.hook_dict:
         placed = _read(cache, "hook_pos_embed", None, position)
         positions = (placed * direction).sum(dim=-1)
     by_layer = {"head": heads, "atom": atoms, "bias": biases}

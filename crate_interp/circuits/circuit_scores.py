@@ -62,11 +62,10 @@ class CircuitScores(Result):
 
     def finding(self) -> str:
         """Returns the scores, random circuits' scores, and the metric with all heads and none."""
-        rows: Any = self._table("scores").itertuples()
         words = [
             f"{row.measure} {row.value:.3f} ({row.low:.3f} to {row.high:.3f}; random "
             f"{row.random_mean:.3f})"
-            for row in rows
+            for row in self._table("scores").itertuples()
         ]
         scores = ", ".join(words).replace("nan to nan; ", "").replace("; random nan", "")
         return (

@@ -33,11 +33,10 @@ COLUMNS = ["layer", "atom", "logit", "name", "n", "total", "squares"]
 
 def answer_names(model: HookedModel) -> list[str]:
     """Returns the names of a model's classes, or the strings of its tokens; long ones are cut."""
-    net: Any = model
-    numbers = range(net.W_U.shape[1])
+    numbers = range(model.W_U.shape[1])
     if model.cfg.kind == "text":
         try:
-            names = [net.to_single_str_token(token) for token in numbers]
+            names = [model.to_single_str_token(token) for token in numbers]
         except ValueError:  # there is no tokenizer
             names = [str(token) for token in numbers]
     else:
@@ -121,14 +120,13 @@ def logit_effects(
     """
     if inputs is None:
         return pd.DataFrame({name: [] for name in COLUMNS})
-    net: Any = model
-    count = net.W_U.shape[1]
+    count = model.W_U.shape[1]
     chosen, sums = torch.arange(count), atom_effects.EffectSums(samples)
     if count > MANY:
         answers = torch.zeros(count, dtype=torch.long)
         with torch.no_grad():
             for piece, _ in pieces(model, inputs, numbers):
-                answers += net(piece).argmax(dim=-1).flatten().cpu().bincount(minlength=count)
+                answers += model(piece).argmax(dim=-1).flatten().cpu().bincount(minlength=count)
         chosen = answers.topk(FEW).indices.sort().values
     for piece, own in pieces(model, inputs, numbers):
         with torch.enable_grad():

@@ -197,8 +197,7 @@ class HookedCrate(ImageMixin, hooked.HookedModel):
     def W_pos(self) -> Float[Tensor, "pos d_model"]:
         """The position embeddings, CLS first if it is there."""
         if self.cfg.fourier:
-            positions: Any = self.pos_embed
-            return positions(self.cfg.grid)[0]
+            return self.pos_embed(self.cfg.grid)[0]
         return at_hand(self, "pos_embed")[0]
 
     def to_single_token(self, label: str) -> int:

@@ -136,9 +136,8 @@ def stored_codes(
     block: Block, acts: Mapping[str, Tensor], point: str
 ) -> Float[Tensor, "batch head pos d_head"]:
     """Returns the codes Z U_k of all tokens Z at a point, with U_k as stored."""
-    u: Any = block.attn.U
     store: Store = getattr(acts, "of_weights", {})
-    return head_codes(acts[point], _once(store, "U", lambda: u.detach().contiguous()))
+    return head_codes(acts[point], _once(store, "U", lambda: block.attn.U.detach().contiguous()))
 
 
 def orthonormal_codes(

@@ -73,8 +73,7 @@ def loss_on(model: HookedModel, samples: Samples) -> Loss:
                 "the windows have one token, and the loss needs a next token: give two tokens."
             )
         return Loss("tokens")
-    net: Any = model
-    labels, names, count = samples.labels, model.cfg.labels, net.W_U.shape[1]
+    labels, names, count = samples.labels, model.cfg.labels, model.W_U.shape[1]
     if not labels or None in labels:
         return Loss("answers")
     if samples.names is not None and not isinstance(labels[0], str):
@@ -108,8 +107,7 @@ def true_loss(model: HookedModel, samples: Samples, labels: Sequence[Any] | None
     loss = loss_on(model, samples)
     if loss.kind != "answers":
         return loss
-    net: Any = model
-    given, count = samples.labels, net.W_U.shape[1]
+    given, count = samples.labels, model.W_U.shape[1]
     what = "labels are missing"
     if given and None not in given:
         if samples.names is not None and isinstance(given[0], int):

@@ -79,7 +79,7 @@ class Result(GroupedSamples):
         """
         return self._table(name).copy()
 
-    def _table(self, name: str | None) -> Table:
+    def _table(self, name: str | None) -> Any:
         name = self.MAIN if name is None else name
         if name in self.stored:
             return self.stored[name]

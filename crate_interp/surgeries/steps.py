@@ -137,8 +137,7 @@ def replaced(
         raise ValueError(f"layers={layers!r}: give layers from 0 to {count - 1}, or None for all.")
     check_steps(model, steps, chosen)
     share, eps = check_mix(mix), checks.positive("eps", eps)
-    hooks: Any = replacement_hooks(model, steps, sorted(set(chosen)), share, eps)
-    with model.hooks(hooks):
+    with model.hooks(replacement_hooks(model, steps, sorted(set(chosen)), share, eps)):
         yield model
 
 

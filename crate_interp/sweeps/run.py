@@ -289,8 +289,7 @@ def _numbers(
 
 def _check(cache: CrateCache, probes: list[Probe]) -> None:
     """Raises an error for a cache that has not all tokens and points for the probes."""
-    model: Any = cache.model
-    layers = range(len(model.blocks))
+    layers = range(len(cache.model.blocks))
     points = [(point, layer) for item in probes for point in item.points for layer in layers]
     points += [("hook_resid_post", -1)] if any(item.final for item in probes) else []
     for point, layer in points:
@@ -298,10 +297,10 @@ def _check(cache: CrateCache, probes: list[Probe]) -> None:
     shapes = {name: act.shape for name, act in cache.cache_dict.items() if name[:7] == "blocks."}
     patterns = [shape[-2:] for name, shape in shapes.items() if name.endswith("attn.hook_pattern")]
     streams = {shape[1] for name, shape in shapes.items() if "hook_resid_" in name}
-    fixed = model.cfg.kind == "vision" and not model.cfg.interpolate_pos
+    fixed = cache.model.cfg.kind == "vision" and not cache.model.cfg.interpolate_pos
     if (
         any(query != key for query, key in patterns)
         or len(streams) > 1
-        or (fixed and streams - {model.cfg.n_ctx})
+        or (fixed and streams - {cache.model.cfg.n_ctx})
     ):
         raise ValueError("the cache holds some of the tokens only: cache without pos_slice.")

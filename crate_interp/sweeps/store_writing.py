@@ -115,16 +115,15 @@ class Store(Question):
 
     def plan(self, run: Experiment) -> Plan:
         """Yields the passes, and returns the tables of the result."""
-        folder: Any = run.chunks.out
-        if folder is None:
+        if run.chunks.out is None:
             raise ValueError("ci.store has no dry run: it says what it will write before it does.")
         if not run.options.resume:
-            folders.discard(folder, META)  # removes the index of files that no longer exist
+            folders.discard(run.chunks.out, META)  # removes the index of files that no longer exist
         if run.options.progress:
-            free = store_reading.size_of(shutil.disk_usage(folder).free)
-            note(f"{folder}: {_size(run, self)}; {free} are free.")
-        measure = partial(_written, folder=folder / CHUNKS, store=self)
-        check = partial(_intact, folder / CHUNKS)
+            free = store_reading.size_of(shutil.disk_usage(run.chunks.out).free)
+            note(f"{run.chunks.out}: {_size(run, self)}; {free} are free.")
+        measure = partial(_written, folder=run.chunks.out / CHUNKS, store=self)
+        check = partial(_intact, run.chunks.out / CHUNKS)
         return (
             yield Pass(
                 _STAGE, measure, store_reading.ActivationStore.STORED, intact=check, apart=True

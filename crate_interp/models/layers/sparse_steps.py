@@ -1,7 +1,6 @@
 """The steps after attention: ISTA, steps on overcomplete dictionaries, and a plain MLP."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -76,8 +75,7 @@ class SparseStep(HookedPart):
 
     def written(self) -> Atoms:
         """Returns the direction in the stream that each atom writes."""
-        rows: Any = self.W_out
-        return rows
+        return self.W_out
 
 
 class ISTA(SparseStep):
