@@ -125,8 +125,7 @@ def _fields(values: dict[str, Any], activation: object, config: Path) -> dict[st
     ):
         if value not in known:
             raise CheckpointError(
-                f"{config}: {name}={checks.quote(value)} is not supported; expected "
-                f"{', '.join(map(str, known))}."
+                f"{config}: {name}={checks.quote(value)} is none of {', '.join(map(str, known))}."
             )
     if normalize == _AVERAGE and factor is None:
         raise CheckpointError(

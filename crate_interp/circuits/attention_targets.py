@@ -52,9 +52,7 @@ def repeat_targets(
 
 @in_full_precision
 def head_scores(
-    cache: CrateCache,
-    targets: Mapping[str, Targets],
-    groups: Sequence[int | str] | None = None,
+    cache: CrateCache, targets: Mapping[str, Targets], groups: Sequence[int | str] | None = None
 ) -> pd.DataFrame:
     """Returns how much attention each head gives to each kind of target.
 

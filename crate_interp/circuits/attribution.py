@@ -215,9 +215,7 @@ def _read(cache: CrateCache, point: str, layer: int | None, position: int) -> Te
         return activation[torch.arange(len(activation), device=activation.device), places]
     place = 0 if cfg.kind == "vision" else position
     if not checks.is_int(place) or not -activation.shape[1] <= place < activation.shape[1]:
-        raise ValueError(
-            f"position={position!r}: give a number from 0 to {activation.shape[1] - 1}."
-        )
+        raise ValueError(f"position={position!r}: give a number, 0 to {activation.shape[1] - 1}.")
     return activation[:, place]
 
 

@@ -280,9 +280,8 @@ def _of_pairs(
     gaps = {"gap": gap.cpu().numpy(), "donor_gap": donor_gap.cpu().numpy()}
     basis = [*chunk.once["bases"][0]]
     values = np.stack(moved, axis=1)
-    return gaps, every_entry(
-        "moved", values, sample=rows["sample"].tolist(), layer=layers, basis=basis, k=counts
-    )
+    numbers = rows["sample"].tolist()
+    return gaps, every_entry("moved", values, sample=numbers, layer=layers, basis=basis, k=counts)
 
 
 def last_logits(logits: Float[Tensor, "batch *pos classes"]) -> Float[Tensor, "batch classes"]:

@@ -12,7 +12,6 @@ from torch import Tensor
 from crate_interp.circuits import atom_effects
 from crate_interp.circuits.attribution import residual_gains
 from crate_interp.core import checks, safe_text
-from crate_interp.core.safe_text import LONGEST
 from crate_interp.data import Samples
 from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.cache import CrateCache
@@ -41,7 +40,7 @@ def answer_names(model: HookedModel) -> list[str]:
             names = [str(token) for token in numbers]
     else:
         names = model.cfg.labels or [f"class {number}" for number in numbers]
-    return [name[:LONGEST] for name in names]
+    return [name[: safe_text.LONGEST] for name in names]
 
 
 def directions(model: HookedModel) -> pd.DataFrame:

@@ -67,9 +67,7 @@ def _class_names(name: str, value: object) -> tuple[str, ...]:
     for label in names:
         if not isinstance(label, str) or len(label) > _LONGEST or not safe_text.is_harmless(label):
             shown = checks.quote(label)
-            raise ValueError(
-                f"{name}: {shown} is not a name of at most {_LONGEST} plain characters."
-            )
+            raise ValueError(f"{name}: {shown} is not a name of up to {_LONGEST} plain characters.")
     return names
 
 

@@ -244,7 +244,7 @@ def checked_texts(texts: Iterable[object]) -> Iterator[str]:
 
 def token_samples(tokens: Tensor | np.ndarray, how: TextReading | None = None) -> Samples:
     """Returns token ids `[n, pos]` as samples; raises ValueError for anything else."""
-    tokens = _ids(tokens, "data", "[n, pos]")
+    tokens = tokens_of(tokens, "data", "[n, pos]")
     if 0 in tokens.shape:
         raise ValueError(f"the data is empty: tokens have shape {list(tokens.shape)}.")
     digest = hashlib.sha256(f"tokens {list(tokens.shape)}".encode())
@@ -253,13 +253,8 @@ def token_samples(tokens: Tensor | np.ndarray, how: TextReading | None = None) -
     return Samples(len(tokens), None, fingerprint, lambda start, stop: tokens[start:stop])
 
 
-def tokens_of(value: object, where: str) -> Tensor:
-    """Returns the token ids of one sample; raises ValueError unless they are whole numbers."""
-    return _ids(value, where, "[pos]")
-
-
-def _ids(value: object, where: str, axes: str) -> Tensor:
-    """Returns whole numbers with these axes; raises ValueError for anything else."""
+def tokens_of(value: object, where: str, axes: str = "[pos]") -> Tensor:
+    """Returns token ids with these axes; raises ValueError unless they are whole numbers."""
     with suppress(TypeError, ValueError, RuntimeError):
         tokens = torch.as_tensor(value)
         odd = tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool

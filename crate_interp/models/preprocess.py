@@ -137,9 +137,7 @@ def _resize_and_crop(
 def _to_mode(cfg: CrateConfig, image: Image.Image, what: str) -> Image.Image:
     """Returns an 8-bit picture in the model's number of channels."""
     if image.mode == "F":  # such files do not say which value is white
-        raise Undecodable(
-            f"{what} has mode {image.mode!r} (more than 8 bits): save it in mode L or RGB."
-        )
+        raise Undecodable(f"{what} has mode 'F' (more than 8 bits): save it in mode L or RGB.")
     if cfg.transparency == "white" and image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image.convert("RGBA"))

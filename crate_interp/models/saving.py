@@ -150,9 +150,7 @@ class SharedModel(ModelHubMixin):
     # unlike the mixin's method, this one has only the options that ci.load has
     @classmethod
     def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
-        cls,
-        pretrained_model_name_or_path: str | Path,
-        **options: Any,
+        cls, pretrained_model_name_or_path: str | Path, **options: Any
     ) -> Any:
         """Loads a model with `ci.load` and the same arguments.
 

@@ -60,10 +60,8 @@ def statistic(meta: Mapping[str, Any], name: str) -> Statistic:
     neither gets a title made from its name.
     """
     facts = meta["statistics"].get(name, ("", None, None, ""))
-    title, direction, column = (
-        meta.get("titles", {}).get(name) or _built_in_record(name, facts).labels
-    )
-    unit, low, high, how = facts
+    labels = meta.get("titles", {}).get(name) or _built_in_record(name, facts).labels
+    (title, direction, column), (unit, low, high, how) = labels, facts
     return Statistic(title, direction, unit, low, high, how, column)
 
 

@@ -44,9 +44,8 @@ class LayerActs(dict[str, Tensor]):
 
     def only(self, points: Iterable[str]) -> "LayerActs":
         """Returns the activations of some points; `made` and `of_weights` stay shared."""
-        return LayerActs(
-            {point: self[point] for point in points if point in self}, self.of_weights, self.made
-        )
+        own = {point: self[point] for point in points if point in self}
+        return LayerActs(own, self.of_weights, self.made)
 
 
 def n_special(block: Block) -> int:

@@ -1,7 +1,6 @@
 """Asks a question: opens the folder, says what the run takes, runs its passes, makes the result."""
 
 import math
-import os
 import shlex
 import sys
 import time
@@ -10,8 +9,6 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
-
-import torch
 
 from crate_interp.core import checks
 from crate_interp.core.pictures import quoted
@@ -100,7 +97,7 @@ def timed(
         elif first and whole - took > _LONG:
             words = f"{work.step.name}: {count - 1} more chunks, about {_short(whole - took)}."
             words += " If it stops, the same command continues it." * keeps
-            note(f"{words} {_crowded()}".rstrip())
+            note(words)
         first = False
         yield task, tables
         if plan is not None:
@@ -114,19 +111,6 @@ def _short(seconds: float) -> str:
         return f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
-
-
-def _crowded() -> str:
-    """Returns advice if this process and its neighbours have more threads than there are cores."""
-    threads, cores = torch.get_num_threads(), os.cpu_count() or 1
-    ours = threads * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else ours
-    if threads == 1 or max(ours, busy) <= 1.5 * cores:
-        return ""
-    return (
-        f"{ours} threads and a load of {busy:.0f} share {cores} cores: OMP_NUM_THREADS=1 "
-        "(--threads 1) may be ten times faster."
-    )
 
 
 class Missing(Exception):
@@ -246,16 +230,13 @@ class Experiment:
                 done = {name: sum(one.count for one in blocks[name].values()) for name in totals}
                 words = [f"{name} {done[name]} of {total}" for name, total in totals.items()]
                 raise Missing(", ".join(words))
-            self.facts[step.name] = {
-                name: t for name, t in tables.items() if name in experiment.OF_A_CHUNK
-            }
+            kept = {name: tables[name] for name in tables if name in experiment.OF_A_CHUNK}
+            self.facts[step.name] = kept
             if self.chunks.shard.total > 1:
                 self._check_pictures(tables)
             if step.most is None:
                 self.facts_of(step.name)  # raises if no sample can be decoded
-            answers.append(
-                {name: t for name, t in tables.items() if name not in experiment.OF_A_CHUNK}
-            )
+            answers.append({name: tables[name] for name in tables if name not in kept})
         return answers[0] if isinstance(passes, experiment.Pass) else answers
 
     def facts_of(self, name: str) -> dict[str, Any]:

@@ -10,19 +10,11 @@ import torch
 from torch import Tensor
 
 from crate_hooks import full_name, read
-from crate_interp.core import checks
-from crate_interp.core.device_waits import sent
+from crate_interp.core import checks, device_waits
 from crate_interp.core.pictures import Undecodable
 from crate_interp.core.run_options import DEFAULTS, RunOptions
 from crate_interp.data import Data, Samples, open_data, open_text
-from crate_interp.data.samples import (
-    Found,
-    ImageReading,
-    Preprocess,
-    bad_ones,
-    grouped,
-    read_runs,
-)
+from crate_interp.data.samples import Found, ImageReading, Preprocess, bad_ones, grouped, read_runs
 from crate_interp.data.sources import table_named
 from crate_interp.data.streams import Stream, image_stream, is_stream, text_stream
 from crate_interp.measures.checks import all_finite
@@ -132,7 +124,7 @@ class Chunk:
                 )
             self.bad.update(found.bad)
             for piece in found.runs:
-                inputs = sent(piece.inputs, self.model.cfg.device)
+                inputs = device_waits.sent(piece.inputs, self.model.cfg.device)
                 _check_values(self.model, inputs, piece.start)
                 yield Batch(inputs, piece.start, piece.masks)
             self.advance(end - start)

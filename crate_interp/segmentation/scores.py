@@ -106,9 +106,8 @@ def head_table(result: Result) -> pd.DataFrame:
     parts, (_, groups) = [], _judged(result)
     for rule, resolution, models, twins in _scores(result):
         layer, head = np.indices(models[0].heads.shape[1:]).reshape(2, -1)
-        flat, random, other, *untrained = (
-            scores.heads.reshape(-1, layer.size) for scores in (*models, *twins)
-        )
+        every = (*models, *twins)
+        flat, random, other, *untrained = (one.heads.reshape(-1, layer.size) for one in every)
         low, high = mean_interval(by_group(flat, groups))
         columns = {
             "rule": rule, "resolution": resolution, "layer": layer, "head": head,

@@ -204,10 +204,9 @@ def _of_batch(
             logits: Any = model.run_with_hooks(batch.inputs, fwd_hooks=[*hooks, last])
         what = f"with {mix} of {place['replacement']!r}"
         loss, right = _scored(question, batch, logits, what)
-        away, length = (
-            torch.linalg.vector_norm(x, dim=(1, 2)) for x in (end["stream"] - stream, stream)
-        )
-        add("answers", place | {"mix": mix}, loss=loss, right=right, change=away / length)
+        size = partial(torch.linalg.vector_norm, dim=(1, 2))
+        change = size(end["stream"] - stream) / size(stream)
+        add("answers", place | {"mix": mix}, loss=loss, right=right, change=change)
 
     add("unchanged", {}, loss=loss, right=right)
     for step in question.steps:

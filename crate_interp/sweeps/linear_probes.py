@@ -105,9 +105,8 @@ class LinearProbe(Question):
         checks.count("seed", self.seed, least=0)
         if not checks.is_number(self.test) or not 0 < self.test <= 0.5:
             raise ValueError(f"test={self.test}: give a share above 0 and at most 0.5.")
-        pool = self.pool or (
-            "cls" if model.has_cls else "last" if model.cfg.kind == "text" else "mean"
-        )
+        usual = "last" if model.cfg.kind == "text" else "mean"
+        pool = self.pool or ("cls" if model.has_cls else usual)
         if pool not in POOLS or (pool == "cls" and not model.has_cls):
             known = f"{', '.join(POOLS)}; 'cls' needs a model with a CLS token"
             raise ValueError(f"pool={pool!r}: give one of {known}.")

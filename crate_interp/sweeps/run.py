@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from crate_hooks import full_name
-from crate_interp.core import checks
-from crate_interp.core.device_waits import hoping
+from crate_interp.core import checks, device_waits
 from crate_interp.core.pictures import Undecodable
 from crate_interp.core.run_options import Run, RunOptions, run_options
 from crate_interp.data import Data, Samples, forms
@@ -165,7 +164,7 @@ def _measured(chunk: batches.Chunk, probes: list[Probe], controls: int) -> Table
                 controlled = merged_controls(controlled, more, {})
             else:
                 untrained = None  # frees the twin's memory for the remaining batches
-                numbers = hoping(partial(measuring.measure_batch, *how), batch.inputs)
+                numbers = device_waits.hoping(partial(measuring.measure_batch, *how), batch.inputs)
             tally.add(numbers, probes, batch.start)
     if weight_mark(chunk.model) != mark:
         where = f"samples {samples.start} to {samples.start + samples.n - 1}"

@@ -10,6 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -33,7 +34,6 @@ from crate_interp.sweeps.sweep_tables import numbered
 
 if TYPE_CHECKING:
     import datasets
-    import pyarrow as pa
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 _HIGHEST = 65504  # the largest finite number of float16
@@ -179,17 +179,15 @@ def _intact(folder: Path, tables: Tables) -> bool:
 
 def _written(chunk: Chunk, folder: Path, store: Store) -> Tables:
     """Writes the Arrow file of a chunk, a batch of rows after the other."""
-    import pyarrow as pa
+    from datasets.arrow_writer import ArrowWriter
 
     path, samples = folder / f"{_STAGE}-{chunk.number:06d}.arrow", chunk.samples
-    schema = store.features.arrow_schema
 
     def writer(part: Path) -> None:
-        with open(part, "wb") as file, pa.ipc.new_stream(file, schema) as stream:
+        with ArrowWriter(features=store.features, path=str(part)) as stream:
             for batch in chunk.batches():
-                rows = _rows(chunk, batch, store)
-                columns = [_column(rows[field.name], field.type) for field in schema]
-                stream.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+                stream.write_batch(_rows(chunk, batch, store))
+            stream.finalize()
         flush(part)
 
     check_regular(path)
@@ -203,28 +201,13 @@ def _written(chunk: Chunk, folder: Path, store: Store) -> Tables:
     return {"files": pd.DataFrame([row])}
 
 
-def _column(values: Any, kind: "pa.DataType") -> "pa.Array":
-    """Returns the rows of a column as an Arrow array."""
-    import pyarrow as pa
-    from datasets.features.features import numpy_to_pyarrow_listarray
-
-    if not isinstance(values, Tensor):
-        return pa.array(values, type=kind, from_pandas=True)
-    if values.ndim == 1:
-        return pa.array(values.numpy())
-    if values.ndim == 2:
-        flat = pa.array(values.reshape(-1).numpy())
-        return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
-    return pa.ExtensionArray.from_storage(kind, numpy_to_pyarrow_listarray(values.numpy()))
-
-
 def _rows(chunk: Chunk, batch: Batch, store: Store) -> dict[str, Any]:
     """Returns the rows of a batch, by column.
 
     Raises ValueError for samples of another size than the first, for NaN, and for finite numbers
     that become infinite in float16.
     """
-    rows: dict[str, Any] = {store_reading.SAMPLE: torch.arange(batch.start, batch.last + 1)}
+    rows: dict[str, Any] = {store_reading.SAMPLE: np.arange(batch.start, batch.last + 1)}
     rows[store_reading.INPUT] = store_reading.input_digests(run_layers, batch.inputs)
     if chunk.samples.labels is not None:
         first = batch.start - chunk.samples.start
@@ -240,5 +223,5 @@ def _rows(chunk: Chunk, batch: Batch, store: Store) -> dict[str, Any]:
         if wrong.any():
             bad = numbered(wrong.cpu().numpy(), batch.start)
             raise ValueError(f"{name} is NaN or too large for {store.stored} in samples {bad}.")
-        rows[name] = value.to(DTYPES[store.stored]).cpu()
+        rows[name] = value.to(DTYPES[store.stored]).cpu().numpy()
     return rows

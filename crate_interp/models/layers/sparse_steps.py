@@ -42,9 +42,8 @@ class Lasso:
         for lambd in penalties:
             code = torch.relu(moved - self.eta * lambd)
             for _ in range(self.count - 1):
-                code = torch.relu(
-                    code - self.eta * ((code @ self.d.mT - y) @ self.d) - self.eta * lambd
-                )
+                grad = (code @ self.d.mT - y) @ self.d
+                code = torch.relu(code - self.eta * grad - self.eta * lambd)
             codes.append(code)
         return codes
 
