@@ -107,8 +107,7 @@ def read_saelens(folder: Path, overrides: Mapping[str, Any]) -> Contents:
         read_weights.check_dense(name, value, where)
     sizes = _sizes(tensors, values, where)
     _fold(tensors, sizes, values, where)
-    cfg = SAEConfig(**fields, **sizes)
-    return Contents(tensors, where, family="sae", cfg=cfg)
+    return Contents(tensors, where, family="sae", cfg=SAEConfig(**fields, **sizes))
 
 
 def _fields(values: dict[str, Any], activation: object, config: Path) -> dict[str, Any]:

@@ -179,8 +179,7 @@ def _saved_folder(source: Source, folder: Path, weights: Path) -> Contents:
             "digest for it. Save or download the folder again; or remove `files` from the config "
             "to load the file as it is."
         )
-    contents = read_weights.read_file(weights)
-    return replace(contents, cfg=cfg, given=source.fields, folder=folder)
+    return replace(read_weights.read_file(weights), cfg=cfg, given=source.fields, folder=folder)
 
 
 def _row(source: Source, row: dict[str, Any]) -> Contents:

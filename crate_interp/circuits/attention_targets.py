@@ -38,8 +38,7 @@ def repeat_targets(
         raise ValueError(f"{checks.quote(tokens)}, {offsets=}: give whole numbers [batch, pos].")
     count = tokens.shape[1]
     query, key = torch.arange(count)[:, None], torch.arange(count)
-    before = (key == query - 1).expand(len(tokens), -1, -1)
-    masks = {"previous": before.clone()}
+    masks = {"previous": (key == query - 1).expand(len(tokens), -1, -1).clone()}
     copies = (tokens[:, :, None] == tokens[:, None]).cpu() & (key < query)  # [batch, query, copy]
     for offset in offsets:
         beside = torch.zeros_like(copies)

@@ -29,8 +29,7 @@ def _parts(result: Result) -> pd.DataFrame:
     std = wide.std(dim=0) if n > 1 else torch.full((wide.shape[1],), torch.nan)
     table: Any = values.iloc[: wide.shape[1]][["part", "layer", "number"]]
     table = table.assign(mean=wide.mean(dim=0).numpy(), std=std.numpy())
-    order = table.sort_values("mean", key=abs, ascending=False, kind="stable")
-    return order.reset_index(drop=True)
+    return table.sort_values("mean", key=abs, ascending=False, kind="stable").reset_index(drop=True)
 
 
 class LogitAttribution(Result):
@@ -197,8 +196,7 @@ def _contributions(
     embed = entry * (_read(cache, "hook_embed", None, position) * direction).sum(dim=-1)
     positions = torch.zeros_like(embed)
     if "hook_pos_embed" in cache.model.hook_dict:
-        placed = _read(cache, "hook_pos_embed", None, position)
-        positions = (placed * direction).sum(dim=-1)
+        positions = (_read(cache, "hook_pos_embed", None, position) * direction).sum(dim=-1)
     by_layer = {"head": heads, "atom": atoms, "bias": biases}
     stacked = {name: torch.stack(values, dim=1) for name, values in by_layer.items()}
     return {"embed": embed, "positions": positions, **stacked}

@@ -258,8 +258,7 @@ def _intervals(parts: _Parts) -> dict[str, tuple[float, float]]:
         # a ratio that is equal in all samples, such as that of a head without an effect, is known
         same = (ratios.error == 0) & (ratios.error > 0).any()
         for level in (CONFIDENCE, joint):
-            sizes = _sizes(ratios, level)
-            ends.append([np.where(same, np.abs(ratios.mean), end) for end in sizes])
+            ends.append([np.where(same, np.abs(ratios.mean), end) for end in _sizes(ratios, level)])
     (_, gap_high), (gap_low, _), (cost_low, _), (_, cost_high) = ends
     ends = ((low, high), (gap_low.max(), gap_high.max()), (cost_low.min(), cost_high.min()))
     return dict(zip(_DISTANCES, ends, strict=True))

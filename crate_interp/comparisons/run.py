@@ -108,8 +108,7 @@ def compare(
         samples = samples_of(model, data, options)
         check_masks(fitting(probes, model, "blocks"), samples)
         stop = samples.start + samples.n
-        place = sample_ranges.of(samples.fingerprint, samples.start, stop)
-        places.append((place, model.unit))
+        places.append((sample_ranges.of(samples.fingerprint, samples.start, stop), model.unit))
     given = [one for side in (*sides, *twins) for one in side if isinstance(one, SweepResult)]
     _check_samples(given, places)
     with nullcontext() if options.out is None else folders.locked(options.out):

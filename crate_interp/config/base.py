@@ -248,8 +248,7 @@ class CrateConfig:
 
         facts: the fields that the caller, a config (with its own `assumed`) or the tensors gave.
         """
-        steps = self.sparse_step in families.STEPS_WITH_ETA
-        without = () if steps else ("eta", "lambd")
+        without = () if self.sparse_step in families.STEPS_WITH_ETA else ("eta", "lambd")
         without += () if self.family in families.WITH_VARIANTS else ("variant",)
         without += () if self.rotary else ("window",)
         known = set(facts) - set(facts.get("assumed", ()))

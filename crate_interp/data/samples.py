@@ -336,8 +336,7 @@ def grouped(samples: Samples, groups: object, table: object = None) -> Samples:
     Raises ValueError for a column that is not there, for too few groups, and for other values.
     """
     if isinstance(groups, str):
-        columns = getattr(table, "column_names", None) or []
-        checks.one_of("groups", groups, columns)
+        checks.one_of("groups", groups, getattr(table, "column_names", None) or [])
         whole: Any = table
         rows = list(whole.with_format(None)[groups])
         texts = samples.groups or range(samples.start, samples.start + samples.n)

@@ -45,8 +45,7 @@ class Unembed(nn.Module):
     @property
     def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
         """The map from the normalised stream to logits (before the softcap)."""
-        table = runtimes.at_hand(self._tied[0] if self._tied else self)
-        return table[: self.d_vocab].T
+        return runtimes.at_hand(self._tied[0] if self._tied else self)[: self.d_vocab].T
 
     @property
     def b_U(self) -> Float[Tensor, "d_vocab"]:

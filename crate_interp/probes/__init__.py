@@ -14,18 +14,12 @@ from crate_interp.probes.sparsity_probe import activity, sparsity
 from crate_interp.results.statistic import Statistic, described, title_of
 
 BUILT_IN: dict[str, Callable[..., Probe]] = {
-    "compression": compression,
-    "sparsity": sparsity,
-    "attention": attention,
-    "alignment": alignment,
-    "segmentation": segmentation,
-    "objective": objective,
-    "frames": frames,
-    "ranks": ranks,
-    "activity": activity,
-    "membership": membership,
-    "representatives": representatives,
-}
+    probe.__name__: probe
+    for probe in (
+        compression, sparsity, attention, alignment, segmentation, objective, frames, ranks,
+        activity, membership, representatives,
+    )
+}  # fmt: skip
 DEFAULT = ("compression", "sparsity", "attention", "alignment")
 # run by default too, on models that have their hook points: those of ToST and of CBT
 OF_MEMBERS = ("membership", "representatives")

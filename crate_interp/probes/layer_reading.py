@@ -84,8 +84,7 @@ def as_attention_reads(
     block: Block, z: Float[Tensor, "batch pos d_model"]
 ) -> Float[Tensor, "batch pos d_model"]:
     """Returns LN(z) by the norm before the layer's attention; hooks on this norm do not run."""
-    norm = getattr(block, around_attention(block)[1].split(".")[0])
-    return norm.plain(z)
+    return getattr(block, around_attention(block)[1].split(".")[0]).plain(z)
 
 
 @dataclass(frozen=True)

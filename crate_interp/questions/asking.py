@@ -127,8 +127,7 @@ def ask(question: experiment.Question, model: HookedModel, data: Data, options: 
     engine = ENGINES[checks.one_of("engine", options.engine, tuple(ENGINES))]
     check_model(model, getattr(question, "blocks", "blocks"))
     question, samples = question.opened(model, data, options)
-    facts = question.facts(model)
-    meta = data_meta(model, samples, options.batch_size) | facts
+    meta = data_meta(model, samples, options.batch_size) | question.facts(model)
     meta |= {"chunk_size": options.chunk_size}
     with ExitStack() as stack:
         chunks = InMemory(meta)

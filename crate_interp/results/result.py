@@ -157,8 +157,7 @@ class Result(GroupedSamples):
 
         The LaTeX document needs the package booktabs.
         """
-        table = self._written(name).astype(object)
-        return table.map(_cell).to_latex(index=False, escape=True)
+        return self._written(name).astype(object).map(_cell).to_latex(index=False, escape=True)
 
     def _repr_html_(self) -> str:
         table = safe_text.table_in_html(self._notebook_table())

@@ -85,8 +85,7 @@ def score_table(result: Result) -> pd.DataFrame:
         ends = []
         for less in (0.0, bare):
             low, high = mean_interval(by_group(values - less, groups))
-            fixed = own.chosen(heads) - less
-            low[is_fixed], high[is_fixed] = over_splits(fixed, groups).ends
+            low[is_fixed], high[is_fixed] = over_splits(own.chosen(heads) - less, groups).ends
             ends += [low, high]
         table = table.assign(
             n=len(values), value=values.mean(axis=0), low=ends[0], high=ends[1],

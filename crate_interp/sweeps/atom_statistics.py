@@ -107,8 +107,7 @@ def tables_of_sums(sums: Mapping[int, LayerSums]) -> dict[str, pd.DataFrame]:
     for layer, own in sorted(sums.items()):
         columns: dict[str, Any] = {"layer": layer, "atom": np.arange(len(own["on"]))}
         columns |= {name: own[name] for name in (*_ADDED, "largest")}
-        bins = dict(zip(_BINS, own["octaves"], strict=True))
-        tables["sums"].append(pd.DataFrame(columns | bins))
+        tables["sums"].append(pd.DataFrame(columns | dict(zip(_BINS, own["octaves"], strict=True))))
         rank, atom = np.indices(own["value"].shape)
         columns = {"layer": layer, "atom": atom.T.ravel(), "rank": rank.T.ravel()}
         top: Any = pd.DataFrame(columns | {name: own[name].T.ravel() for name in TOP[3:]})
@@ -318,8 +317,7 @@ def atoms(
     Raises:
         ValueError: As `ci.sweep` does, and for a layer that does not exist.
     """
-    question = Atoms(top, coactivation, layers, dense)
-    return ask(question, model, data, run_options(atoms, run))
+    return ask(Atoms(top, coactivation, layers, dense), model, data, run_options(atoms, run))
 
 
 @dataclass(frozen=True)

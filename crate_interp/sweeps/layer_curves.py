@@ -49,8 +49,7 @@ def names(result: "SweepResult") -> list[str]:
     """Returns all names "probe.statistic" of a result, in the order of measurement."""
     tables = (result.table(name)[["probe", "statistic"]] for name in ("layers", "heads"))
     pairs = pd.concat(tables).drop_duplicates().to_numpy().tolist()
-    order = list(result.meta["statistics"])
-    return sorted(map(".".join, pairs), key=order.index)
+    return sorted(map(".".join, pairs), key=list(result.meta["statistics"]).index)
 
 
 def curve(result: "SweepResult", statistic: str) -> Curve:
@@ -74,7 +73,7 @@ def curve(result: "SweepResult", statistic: str) -> Curve:
 def _by_layer(result: "SweepResult", statistic: str) -> Any:
     """Returns the rows of a statistic by layer, or raises ValueError with the nearest names."""
     if _BY_NAME not in result._computed:
-        groups = result.layers().groupby(["probe", "statistic"], sort=False)
+        groups: Any = result.layers().groupby(["probe", "statistic"], sort=False)
         result._computed[_BY_NAME] = {".".join(pair): rows for pair, rows in groups}
     if statistic in result._computed[_BY_NAME]:
         return result._computed[_BY_NAME][statistic]

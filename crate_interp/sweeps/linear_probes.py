@@ -82,8 +82,7 @@ def linear_probe(
         ValueError: If labels are missing, if there are fewer than two classes, or if a class has
             too few samples to split.
     """
-    question = LinearProbe(pool, test, seed, labels)
-    return ask(question, model, data, run_options(linear_probe, run))
+    return ask(LinearProbe(pool, test, seed, labels), model, data, run_options(linear_probe, run))
 
 
 @dataclass(frozen=True)
@@ -206,8 +205,7 @@ def input_features(
     if inputs.is_floating_point():
         side = max(1, math.isqrt(width // inputs.shape[1]))
         grid = (min(side, inputs.shape[2]), min(side, inputs.shape[3]))
-        means = torch.nn.functional.adaptive_avg_pool2d(inputs.float(), grid)
-        return means.flatten(1)[:, :width]
+        return torch.nn.functional.adaptive_avg_pool2d(inputs.float(), grid).flatten(1)[:, :width]
     ids = inputs[:, -1:] if pool == "last" else inputs
     return torch.nn.functional.one_hot(ids.long() % width, width).float().mean(dim=1)
 

@@ -140,8 +140,7 @@ def sweep_pass(
     """Returns a pass that measures probes."""
     measure = partial(_measured, probes=list(probes), controls=controls)
     masks = any(item.masks for item in probes)
-    rules = SweepResult.STORED
-    return Pass(name, measure, rules, masks=masks, blocks=blocks, forward=forward)
+    return Pass(name, measure, SweepResult.STORED, masks=masks, blocks=blocks, forward=forward)
 
 
 def _measured(chunk: batches.Chunk, probes: list[Probe], controls: int) -> Tables:
@@ -186,8 +185,7 @@ def _masks(chunk: batches.Chunk, batch: batches.Batch) -> dict[str, Tensor]:
         return {}
     others = torch.cat([batch.masks[1:], chunk.after(batch.last, read)])
     values = (batch.masks, others, torch.arange(batch.start, batch.last + 1))
-    device = batch.inputs.device
-    return {name: value.to(device) for name, value in zip(MASKS, values, strict=True)}
+    return {name: value.to(batch.inputs.device) for name, value in zip(MASKS, values, strict=True)}
 
 
 def fitting(probes: Probes, model: HookedModel | DecoderView, blocks: str) -> list[Probe]:

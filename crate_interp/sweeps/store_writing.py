@@ -102,8 +102,7 @@ class Store(Question):
     def settled(self, model: HookedModel, samples: Samples) -> "Store":
         """Refuses invalid requests, and fills in what model and samples decide."""
         checks.one_of("dtype", self.stored, tuple(DTYPES))
-        names = model.matching_points(self.points)
-        shapes, forward = _tried(model, samples, names)
+        shapes, forward = _tried(model, samples, model.matching_points(self.points))
         features = store_reading.features_of(shapes, self.stored, samples.labels)
         return replace(self, shapes=shapes, forward=forward, features=features)
 
@@ -124,11 +123,8 @@ class Store(Question):
             note(f"{run.chunks.out}: {_size(run, self)}; {free} are free.")
         measure = partial(_written, folder=run.chunks.out / CHUNKS, store=self)
         check = partial(_intact, run.chunks.out / CHUNKS)
-        return (
-            yield Pass(
-                _STAGE, measure, store_reading.ActivationStore.STORED, intact=check, apart=True
-            )
-        )
+        rules = store_reading.ActivationStore.STORED
+        return (yield Pass(_STAGE, measure, rules, intact=check, apart=True))
 
 
 def _tried(
@@ -196,8 +192,8 @@ def _written(chunk: Chunk, folder: Path, store: Store) -> Tables:
             os.replace(path, path.with_name(f"{path.name}.{digest(path)[7:19]}.damaged"))
         write(path, writer)
     row = {"chunk": chunk.number, "file": path.name, "sha256": digest(path)}
-    row |= {"bytes": path.stat().st_size}
-    row |= {"start": samples.start, "stop": samples.start + samples.n}
+    size = path.stat().st_size
+    row |= {"bytes": size, "start": samples.start, "stop": samples.start + samples.n}
     return {"files": pd.DataFrame([row])}
 
 

@@ -58,8 +58,7 @@ class TSSA(SubspaceCodes, Attention):
             moment = self.hook_moment(torch.matmul(shares[:, :, None], codes.square()))
         else:
             pi, moment = self._of_earlier_tokens(codes, context)
-        weight = self.hook_weight(1 / (1 + moment))
-        heads = -(codes * pi[..., None]) * weight
+        heads = -(codes * pi[..., None]) * self.hook_weight(1 / (1 + moment))
         return self._written(self.hook_z(heads.transpose(1, 2)))  # [batch, pos, head, d_head]
 
     def _membership(self, squares: HeadCodes) -> Float[Tensor, "batch head pos"]:
