@@ -181,7 +181,7 @@ REFUSED = {
     ],
     "cannot read the annotations .*: TypeError": [{"categories": 3}],
     "has more than 254 categories": [{"categories": [{"id": one} for one in range(255)]}],
-    "names the file '.*', which is not inside": [
+    "names '.*', not inside": [
         {"images": [(7, name)]} for name in ("../../etc/passwd", "/etc/passwd", "", "a\0")
     ],
 }

@@ -65,7 +65,7 @@ def test_numbers_are_finite_or_missing_or_the_verb_says_why(verb, name, way):
 NAMES = ("tost", "cbt", "tost-ista", "aot", "crate conv", "tost-lm")
 PATTERNLESS = ("tost", "cbt", "tost-ista", "tost-lm")
 NO_PATTERN = dict.fromkeys(PATTERNLESS, "needs an attention pattern")
-NO_ATOMS = {"aot": "are attention alone"}
+NO_ATOMS = {"aot": "has attention alone"}
 NO_CLS = {"tost": "reads one token in every layer"}
 REPLACED = dict.fromkeys(
     ("cbt", "tost-ista", "crate conv"), "the sparse step (of this family )?replaces the stream"

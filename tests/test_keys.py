@@ -160,7 +160,7 @@ def test_the_file_of_the_config_wins_over_defaults_and_contradictions_are_named(
     config = {"n_head": 5, "sequence_len": 13, "vocab_size": 47, "n_layer": 2, "n_embd": 31}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert ci.load(tmp_path).cfg.n_heads == 5  # a snapshot of the repo
-    fails("n_heads=6 contradicts the config in", tmp_path / "model.safetensors", n_heads=6)
+    fails("n_heads=6 contradicts", tmp_path / "model.safetensors", n_heads=6)
     (tmp_path / "config.json").write_text(json.dumps(config | {"n_layer": 3}))
     fails("n_layers=3 contradicts the tensors, which make it 2", tmp_path / "model.safetensors")
 

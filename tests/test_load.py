@@ -200,7 +200,7 @@ def test_bad_folders(tmp_path, model):
     (tmp_path / "config.json").write_text("{")
     fails("is not readable JSON", tmp_path)
     (tmp_path / "config.json").write_text('{"library": "crate_interp", "format": 2}')
-    fails("has format 2; this version reads format 1", tmp_path)
+    fails("has format 2; this version reads 1", tmp_path)
     model.save_pretrained(tmp_path)
     text = (tmp_path / "config.json").read_text()
     (tmp_path / "config.json").write_text(text.replace('"n_layers": 3', '"n_layers": 2'))

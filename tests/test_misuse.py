@@ -40,7 +40,7 @@ MISTAKES = {
     "probe(statistics=['a'])": "has no statistics",
     "probe(points=('blocks.0.hook_resid_mid',))": "names inside a block",
     "ci.probes.resolve([ci.probes.compression])": "function is not a probe: call it, compression()",
-    "ci.CrateConfig(**base, mean=0.5, std=0.5)": "give a number for each of 3 channels",
+    "ci.CrateConfig(**base, mean=0.5, std=0.5)": "give one for each of 3 channels",
     "ci.CrateConfig(**base, crop=-3)": "crop=-3: give a whole number",
     "ci.measures.coding_rate(torch.ones(3, 5).long(), 0.1)": "takes floats, got torch.int64",
     "ci.measures.coding_rate(torch.ones(5), 0.1)": "takes [..., pos width], got shape [5]",

@@ -271,7 +271,7 @@ def test_a_guessed_grid_is_no_ground_for_other_sizes(tmp_path):
     refuses(r"resize them.*load it with image_size=\(4, 40\)", lambda: guessed(wide))
     guessed.save_pretrained(tmp_path / "guessed")
     for source, more in ((weights, told), (tmp_path / "guessed", {})):
-        with pytest.raises(ci.CheckpointError, match="is not a guess: give image_size"):
+        with pytest.raises(ci.CheckpointError, match="is known: give image_size"):
             ci.load(source, interpolate_pos=True, **more)
         right = ci.load(source, interpolate_pos=True, image_size=(4, 40), **more)
         assert not right.cfg.grid_guessed and torch.equal(right(wide), small(wide))

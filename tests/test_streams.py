@@ -121,7 +121,7 @@ def test_windows_of_a_stream_of_texts(family, texts):
     assert result.meta["n_samples"] == open_text(table, lm.windows).n > 14
     few = samples_of(lm, table.to_iterable_dataset(), RunOptions(limit=5))
     assert few.n == 5 and torch.equal(few.read(1, 4), open_text(texts, lm.windows).read(1, 4))
-    with pytest.raises(ValueError, match="the texts have 3 tokens, but a window has 13"):
+    with pytest.raises(ValueError, match="3 tokens do not fill a window of 13"):
         ci.sweep(lm, table.select([2]).to_iterable_dataset(), **CHUNKS)
     with pytest.raises(ValueError, match="cannot take text from IterableDataset: give token ids"):
         open_text(table.to_iterable_dataset(), lm.windows)

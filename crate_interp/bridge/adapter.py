@@ -5,6 +5,7 @@ TransformerLens finds it where crate_interp is installed, without crate_interp b
 """
 
 from inspect import signature
+from operator import attrgetter
 from types import MethodType
 from typing import Any, cast
 
@@ -126,14 +127,10 @@ class AttentionPart(Part, parts.PositionEmbeddingsAttentionBridge):
         """Does nothing: the points have TransformerLens' shapes already."""
 
     # of the model's own attention, as [head, d_model, d_head], [head, d_head, d_model], [d_model]
-    W_Q = property(lambda self: self.wrapped.W_Q)  # pyright: ignore
-    W_K = property(lambda self: self.wrapped.W_K)  # pyright: ignore
-    W_V = property(lambda self: self.wrapped.W_V)  # pyright: ignore
-    W_O = property(lambda self: self.wrapped.W_O)  # pyright: ignore
-    b_O = property(lambda self: self.wrapped.b_O)  # pyright: ignore
-    b_Q = property(lambda self: self.wrapped.b_Q)  # pyright: ignore
-    b_K = property(lambda self: self.wrapped.b_K)  # pyright: ignore
-    b_V = property(lambda self: self.wrapped.b_V)  # pyright: ignore
+    W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, b_O = (  # pyright: ignore
+        property(attrgetter(f"wrapped.{name}"))
+        for name in ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O")
+    )
 
 
 class StepPart(Part):
@@ -224,9 +221,8 @@ class CrateAdapter(ArchitectureAdapter):
             self.cfg.output_logits_soft_cap = softcap
         # a batch of texts is padded, and padding needs a mask
         self.supports_batched_generation = "attention_mask" in signature(model.forward).parameters
-        model.forward = MethodType(
-            _text_forward if model.cfg.kind == "text" else _image_forward, model
-        )
+        forward = _text_forward if model.cfg.kind == "text" else _image_forward
+        model.forward = MethodType(forward, model)
 
     def setup_hook_compatibility(self, bridge: TransformerBridge) -> None:
         """Gives the bridge the model's hook points; TransformerLens calls this method last."""

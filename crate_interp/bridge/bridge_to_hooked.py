@@ -113,9 +113,7 @@ def check_reading(model: BridgedModel) -> None:
         with read(model, POINTS, seen.__setitem__):
             model.full_forward(_one_sample(model))
     except RuntimeError as error:  # read() names the points that did not fire
-        raise ValueError(
-            f"the bridge to {model.cfg.architecture} cannot be read: {error}"
-        ) from None
+        raise ValueError(f"the bridge to {model.cfg.architecture} is unreadable: {error}") from None
     for layer, block in enumerate(model.blocks):
         for what, one, other in _pairs(block, seen[layer], model):
             tolerance = _CLOSE.get(model.cfg.dtype, 0.2) * float(other.abs().max().clamp(min=1e-6))
@@ -131,9 +129,7 @@ def _pairs(
     block: Any, acts: dict[str, Tensor], model: BridgedModel
 ) -> list[tuple[str, Tensor, Tensor]]:
     """Returns pairs of tensors that must be equal, each with the error text if the pair differs."""
-    pattern, z, mlp_code = (
-        acts[name] for name in ("attn.hook_pattern", "attn.hook_z", "mlp.hook_post")
-    )
+    pattern, z = acts["attn.hook_pattern"], acts["attn.hook_z"]
     normed, normed_mid = acts["ln1.hook_normalized"], acts["ln2.hook_normalized"]
     pre, mid, post = (acts[f"hook_resid_{place}"] for place in ("pre", "mid", "post"))
     attn_out, mlp_out, values = acts["hook_attn_out"], acts["hook_mlp_out"], acts["attn.hook_v"]
@@ -141,7 +137,7 @@ def _pairs(
     gathered = torch.einsum("bhqk,bkhp->bqhp", pattern, values)
     codes = torch.einsum("bnd,hdp->bnhp", normed, block.attn.U.to(normed))
     written = torch.einsum("bnhp,hpd->bnd", z, block.attn.W_O.to(z)) + block.attn.b_O.to(z)
-    mlp = mlp_code @ block.mlp.W_out.to(z) + block.mlp.b_out.to(z)
+    mlp = acts["mlp.hook_post"] @ block.mlp.W_out.to(z) + block.mlp.b_out.to(z)
     sums, role = pattern.sum(-1), ROLES[model.cfg.subspaces]
     wrong_role = f"hook_{role} is not the norm of the stream times W_{role.upper()}"
     return [
@@ -159,13 +155,12 @@ def _pairs(
 
 def _one_sample(model: BridgedModel) -> Tensor:
     """Returns one image of full size, or a few token ids; the same on every machine."""
-    cfg: Any = model.cfg
-    if cfg.kind == "vision":
-        first, shape = next(model.parameters()), (1, cfg.channels, *cfg.image_size)
+    if model.cfg.kind == "vision":
+        first, shape = next(model.parameters()), (1, model.cfg.channels, *model.cfg.image_size)
         wave = torch.arange(prod(shape), dtype=torch.float64).sin()
         return wave.to(first.device, first.dtype).view(shape)
-    count = min(5, cfg.n_ctx)
-    return (torch.arange(count, device=cfg.device)[None] * 7919 + 13) % cfg.d_vocab
+    count = min(5, model.cfg.n_ctx)
+    return (torch.arange(count, device=model.cfg.device)[None] * 7919 + 13) % model.cfg.d_vocab
 
 
 @torch.no_grad()

@@ -133,13 +133,11 @@ class BridgedAttention(nn.Module):
         self.cfg = cfg
         attn = at_path(block, "attn")
         self._block, self._attn = (block,), (attn,)
-        rotates = getattr(cfg, "rotations", False)
-        _relay(self, attn, _OF_ATTENTION | (_ROTATED if rotates else {}))
+        _relay(self, attn, _OF_ATTENTION | (_ROTATED if getattr(cfg, "rotations", False) else {}))
         self.hook_u = HookPoint()
         role = ROLES[cfg.subspaces]
         without, again = (PlusBias(attn, role, len(self.U), sign) for sign in (-1, 1))
-        relay = Relay(self.hook_u, without, again)
-        at_path(attn, f"{role}.hook_out").register_forward_hook(relay)
+        at_path(attn, f"{role}.hook_out").register_forward_hook(Relay(self.hook_u, without, again))
 
     def _repeated(self, weight: Float[Tensor, "group d_model d_head"]) -> Tensor:
         return weight.repeat_interleave(self.cfg.n_heads // len(weight), dim=0)

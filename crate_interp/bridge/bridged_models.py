@@ -179,9 +179,7 @@ class BridgedLM(TextMixin, BridgedModel):
         past = options.get("past_key_values")
         if getattr(past, "get_seq_length", lambda: 1)() == 0:
             # the attention of TransformerLens 4.3 puts nothing into a past of transformers 5.24
-            raise ValueError(
-                "the past holds no tokens: give the text, or install transformers<5.24."
-            )
+            raise ValueError("the past holds no tokens: give the text, or use transformers<5.24.")
         given, mask = self._read(tokens, prepend_bos, padding_side, attention_mask, past)
         if mask is not None:
             options["attention_mask"] = mask
@@ -203,12 +201,7 @@ class BridgedLM(TextMixin, BridgedModel):
         return None if mask is None else mask.bool()[:, -given.shape[1] :]
 
     def _read(
-        self,
-        input: Any,
-        prepend_bos: bool | None,
-        padding_side: str | None,
-        mask: Any,
-        past: Any,
+        self, input: Any, prepend_bos: bool | None, padding_side: str | None, mask: Any, past: Any
     ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch all_pos"] | None]:
         """Returns token ids, and the mask of real tokens, or None if all are real."""
         tokens, mask = super()._read(input, prepend_bos, padding_side, mask, None)
@@ -221,18 +214,8 @@ class BridgedLM(TextMixin, BridgedModel):
         padding = padding_of(mask, len(tokens), tokens.shape[1], None, tokens.device)
         return tokens, None if padding is None else padding.real.long()
 
-    def _rows(
-        self,
-        input: Any,
-        prepend_bos: bool | None = None,
-        padding_side: str | None = None,
-        truncate: bool = False,
-    ) -> tuple[Int[Tensor, "batch pos"], Bool[Tensor, "batch pos"] | None]:
-        """Returns the token ids of texts, and which of them are real, or None if all are.
-
-        The bridge's own padding is not used: it finds padding by an id that may also begin a text.
-        """
-        return super()._rows(input, prepend_bos, padding_side, truncate=False)
+    # the bridge's own padding is not used: it finds padding by an id that may begin a text
+    cuts_texts = False
 
     def _encode(self, text: Any, prepend_bos: bool | None) -> list[int]:
         self._tokenizer()

@@ -58,22 +58,26 @@ def to_bridge(model: object) -> TransformerBridge:
 
     Raises ValueError for a model without logits or for anything but a hooked model.
     """
-    hooked = _checked(model)
+    if not isinstance(model, (HookedCrate, HookedCrateLM)) or not model.has_logits:
+        raise ValueError(
+            f"cannot make a bridge of {type(model).__name__}: give a hooked model with logits, "
+            "such as ci.load(...) returns; for a CLIP, give model.visual."
+        )
     # registered here too, for a crate_interp that is on the path without being installed
     ArchitectureAdapterFactory.discover_entry_points()
     for name in ARCHITECTURES:
         ArchitectureAdapterFactory.register_adapter(name, CrateAdapter)
-    cfg = hooked.cfg
+    cfg = model.cfg
     bridge = sources.build_bridge_from_module(
-        bare_copy(hooked),
-        type(hooked).__name__,
+        bare_copy(model),
+        type(model).__name__,
         tl_config=TransformerBridgeConfig(
             d_model=cfg.d_model, d_head=cfg.d_head, n_layers=cfg.n_layers, n_ctx=cfg.n_ctx,
             n_heads=cfg.n_heads, device=str(cfg.device),
         ),
         model_name=cfg.model_name or cfg.family,
     )  # fmt: skip
-    tokenizer = _tokenizer(hooked)
+    tokenizer = _tokenizer(model)
     if tokenizer is not None:
         # set here, because the builder would look on the Hub for a tokenizer with bos
         found = sources.detect_tokenizer_bos_eos(tokenizer)
@@ -108,15 +112,6 @@ def _tokenizer(model: Any) -> Any:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.bos_token
     return tokenizer
-
-
-def _checked(model: object) -> HookedModel:
-    if isinstance(model, (HookedCrate, HookedCrateLM)) and model.has_logits:
-        return model
-    raise ValueError(
-        f"cannot make a bridge of {type(model).__name__}: give a hooked model with logits, such as "
-        "ci.load(...) returns; for a CLIP, give model.visual."
-    )
 
 
 class Embeddings(vision_embeddings.VisionEmbeddingsBridge):

@@ -139,8 +139,7 @@ def load(
     """
     checks.one_of("subspaces", subspaces, SUBSPACES)
     net = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
-    wanted = Source(source, family, config.get("file"), revision, None, config, net)
-    folder = _folder(wanted)
+    folder = _folder(Source(source, family, config.get("file"), revision, None, config, net))
     if folder is None:
         options: dict[str, Any] = {"device": device, "dtype": dtype, **net, **config}
         return load_crate(source, family=family, revision=revision, **options)

@@ -101,8 +101,7 @@ class CrateHubModel(transformers.PreTrainedModel):
 
     def __init__(self, config: CrateHubConfig) -> None:
         super().__init__(config)
-        make: Any = self.hooked
-        self.model: Any = make(config.crate())
+        self.model: Any = self.hooked(config.crate())
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:

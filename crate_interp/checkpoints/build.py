@@ -170,9 +170,7 @@ def _config(
     for name in in_file.keys() & set(model_folders.STRUCTURE):
         value, told = in_file[name], (row | given).get(name, in_file[name])
         if told != value:
-            raise CheckpointError(
-                f"{name}={told!r} contradicts the config in {where}, which says {value!r}."
-            )
+            raise CheckpointError(f"{name}={told!r} contradicts {where}, which says {value!r}.")
     known = {**in_file, **checked(row), **given}
     if layout.any_size and "crop" in given and "image_size" not in given:
         known["image_size"] = given["crop"]  # what the model will see says more than a default

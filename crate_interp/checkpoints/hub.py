@@ -21,9 +21,8 @@ ASSETS = Path(__file__).parent.parent / "assets"
 # One row per public file. `config`: preprocessing, and the fields that shapes do not reveal.
 # `steps`: the training steps that load with revision="step-N". `beside`: files of the repo that
 # must lie next to the weights. repo and file are null if the file lies elsewhere, at `link`.
-MODELS: tuple[dict[str, Any], ...] = tuple(
-    json.loads((Path(__file__).parent / "registry.json").read_text(encoding="utf-8"))
-)
+_REGISTRY = Path(__file__).parent / "registry.json"
+MODELS: tuple[dict[str, Any], ...] = tuple(json.loads(_REGISTRY.read_text(encoding="utf-8")))
 
 
 class MissingFile(CheckpointError):
@@ -55,9 +54,8 @@ def find(name: str) -> dict[str, Any] | None:
 
 def of_repo(repo: str, file: str | None = None) -> list[dict[str, Any]]:
     """Returns the rows of a repo on the Hub, or of one file in it."""
-    return [
-        row for row in MODELS if row["repo"] == repo and row["file"] and file in (None, row["file"])
-    ]
+    rows = [row for row in MODELS if row["repo"] == repo and row["file"]]
+    return [row for row in rows if file in (None, row["file"])]
 
 
 def of_digest(path: Path) -> dict[str, Any] | None:
@@ -100,8 +98,7 @@ def fetch(
 
     if not stays_inside(file):
         raise CheckpointError(
-            f"file={file!r} is not a path inside a repo: give one such as "
-            "'torch/crate_alpha_B16.pth'."
+            f"file={file!r} is not a path inside a repo, such as 'torch/crate_alpha_B16.pth'."
         )
     try:
         path = huggingface_hub.hf_hub_download(
@@ -120,8 +117,7 @@ def fetch(
     if row is not None and wanted and digest(path) != f"sha256:{wanted}":
         raise CheckpointError(
             f"{row['name']}: {path} has another sha256 than {wanted}. Remove it and load it again. "
-            "If that fails too, the file on the Hub has changed: give revision='main' to load it "
-            "as it is."
+            "If that fails too, the file on the Hub has changed: give revision='main' to load it."
         )
     return path
 

@@ -37,9 +37,7 @@ def read_own_config(folder: Path, overrides: dict[str, Any]) -> CrateConfig | SA
             f"{path} was not written by crate_interp: give the weight file in that folder instead."
         )
     if content.get("format") != 1:
-        raise CheckpointError(
-            f"{path} has format {content.get('format')!r}; this version reads format 1."
-        )
+        raise CheckpointError(f"{path} has format {content.get('format')!r}; this version reads 1.")
     try:
         fields = dict(content["config"])
         if fields.get("family") == "sae":

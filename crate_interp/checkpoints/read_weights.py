@@ -135,10 +135,8 @@ def read_file(path: Path, **choice: object) -> Contents:
         safe = path.suffix == ".safetensors"
         config = read_config(path.with_name("config.json" if safe else f"{path.stem}_cfg.json"))
     values = content.values() if isinstance(content, Mapping) else ()
-    namespace = next((value for value in values if isinstance(value, _Namespace)), None)
-    return Contents(
-        tensors, str(path), config, plain_values(namespace), folder=path.parent, notes=notes
-    )
+    namespace = plain_values(next((one for one in values if isinstance(one, _Namespace)), None))
+    return Contents(tensors, str(path), config, namespace, folder=path.parent, notes=notes)
 
 
 def read_content(path: Path) -> object:
@@ -280,8 +278,7 @@ def check_weights(tensors: Mapping[str, Tensor], where: str, dtype: torch.dtype)
         if not all_finite(value):
             count = int((~value.isfinite()).sum())
             raise CheckpointError(
-                f"{where}: {name} holds {count} NaN or Inf among its {value.numel()} numbers; "
-                "nothing was loaded."
+                f"{where}: {name} holds {count} NaN or Inf among its {value.numel()} numbers."
             )
         if value.dtype != dtype and not all_finite(value.to(dtype)):
             raise CheckpointError(

@@ -107,8 +107,7 @@ def read_saelens(folder: Path, overrides: Mapping[str, Any]) -> Contents:
         read_weights.check_dense(name, value, where)
     sizes = _sizes(tensors, values, where)
     _fold(tensors, sizes, values, where)
-    cfg = SAEConfig(**fields, **sizes)
-    return Contents(tensors, where, family="sae", cfg=cfg)
+    return Contents(tensors, where, family="sae", cfg=SAEConfig(**fields, **sizes))
 
 
 def _fields(values: dict[str, Any], activation: object, config: Path) -> dict[str, Any]:
@@ -125,8 +124,7 @@ def _fields(values: dict[str, Any], activation: object, config: Path) -> dict[st
     ):
         if value not in known:
             raise CheckpointError(
-                f"{config}: {name}={checks.quote(value)} is not supported; expected "
-                f"{', '.join(map(str, known))}."
+                f"{config}: {name}={checks.quote(value)} is none of {', '.join(map(str, known))}."
             )
     if normalize == _AVERAGE and factor is None:
         raise CheckpointError(

@@ -167,11 +167,9 @@ def _saved_folder(source: Source, folder: Path, weights: Path) -> Contents:
 
     weights: the path of the folder's weights, or of the weights after a step of training.
     """
-    family = source.family
     source.refuse_options("a saved model", "rename", "weights")
-    cfg = model_folders.read_own_config(
-        folder, source.fields | ({"family": family} if family else {})
-    )
+    named = {"family": source.family} if source.family else {}
+    cfg = model_folders.read_own_config(folder, source.fields | named)
     if not weights.exists():
         raise CheckpointError(f"{weights} is missing.")
     changed = differs(folder, listed(folder / CONFIG)) if weights == folder / WEIGHTS else ()
@@ -181,8 +179,7 @@ def _saved_folder(source: Source, folder: Path, weights: Path) -> Contents:
             "digest for it. Save or download the folder again; or remove `files` from the config "
             "to load the file as it is."
         )
-    contents = read_weights.read_file(weights)
-    return replace(contents, cfg=cfg, given=source.fields, folder=folder)
+    return replace(read_weights.read_file(weights), cfg=cfg, given=source.fields, folder=folder)
 
 
 def _row(source: Source, row: dict[str, Any]) -> Contents:
@@ -304,9 +301,8 @@ def read_tiktoken(content: bytes) -> "PreTrainedTokenizerFast":
     vocab = {spelled[token]: rank for token, rank in ranks.items()}
     core = Core(models.BPE(vocab=vocab, merges=merges))
     split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
+    spell = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.pre_tokenizer = pre_tokenizers.Sequence([split, spell])
     core.decoder = decoders.ByteLevel()
     added = [{"id": index, "content": name, "special": True} for name, index in specials.items()]
     return build(json.loads(core.to_str()) | {"added_tokens": added})
@@ -326,8 +322,7 @@ def _state_of_encoding(content: bytes) -> dict[str, Any]:
             if f"{module}.{name}" == _ENCODING:
                 return Encoding
             raise CheckpointError(
-                f"the tokenizer's pickle asks for {module}.{name}, but only {_ENCODING} is "
-                "admitted; nothing was run."
+                f"the tokenizer's pickle asks for {module}.{name}, not {_ENCODING}: nothing ran."
             )
 
     return Reader(io.BytesIO(content)).load().state

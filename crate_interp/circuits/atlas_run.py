@@ -40,9 +40,8 @@ def _atlas(result: Result) -> pd.DataFrame:
     effects = effects[_KEYS].assign(**numbers)
     atoms = result.table("atoms").merge(effects, on=_KEYS)
     tried = result.table("ablations")
-    atoms = atoms.merge(
-        atom_effects.ablated(tried, result.groups_at(tried["sample"])), on=_KEYS, how="left"
-    )
+    exact = atom_effects.ablated(tried, result.groups_at(tried["sample"]))
+    atoms = atoms.merge(exact, on=_KEYS, how="left")
     atoms = atoms.assign(ablated=atoms["ablated"].fillna(0).astype(int))
     sides: Any = result.table("directions")
     if len(result.table("logits")):

@@ -108,9 +108,8 @@ class EffectSums:
         """Returns a row per place: axes, facts, total, squares; and those of `columns_of_sums`."""
         sizes = [range(count) for count in self.total.shape]
         table = every_entry("total", self.total, **dict(zip(axes, sizes, strict=True)))
-        table = table[[*axes]].assign(
-            **facts, total=table["total"], squares=self.squares.flatten().numpy()
-        )
+        squares = self.squares.flatten().numpy()
+        table = table[[*axes]].assign(**facts, total=table["total"], squares=squares)
         if not self.totals:
             return table
         total = torch.stack(list(self.totals.values())).numpy()
@@ -146,9 +145,8 @@ def ablations(
     layers, places = map(range, chosen.shape)
     table: Any = every_entry("ablation", exact, sample=numbers, layer=layers, place=places)
     atoms = chosen.expand(len(exact), -1, -1)
-    table = table.assign(
-        atom=atoms.numpy().ravel(), first_order=first.gather(2, atoms).flatten().numpy()
-    )
+    first_order = first.gather(2, atoms).flatten().numpy()
+    table = table.assign(atom=atoms.numpy().ravel(), first_order=first_order)
     return table[_ABLATIONS].sort_values(["sample", *_KEYS], ignore_index=True)
 
 
@@ -211,9 +209,8 @@ def strongest(table: pd.DataFrame, groups: Groups = None) -> dict[str, Any] | No
         return None
     means = choosers["ablation"][choosers.index.isin(judges.index)].groupby(_KEYS).mean()
     layer, atom = place = means.abs().idxmax()
-    ends = dict(
-        zip(("effect", "low", "high", "n"), _mean_and_ends(judges.loc[[place]]), strict=True)
-    )
+    effect, low, high, n = _mean_and_ends(judges.loc[[place]])
+    ends = {"effect": effect, "low": low, "high": high, "n": n}
     return {"layer": int(layer), "atom": int(atom)} | ends
 
 

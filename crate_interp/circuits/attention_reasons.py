@@ -23,7 +23,7 @@ from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
 from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.layers.context import rotary_table, turned
+from crate_interp.models.layers.context import contexts, turned
 from crate_interp.models.runtimes import bias_of
 from crate_interp.questions.edited_runs import may_share
 from crate_interp.questions.provenance import model_meta
@@ -323,9 +323,10 @@ def _role(
         bias, map = bias + affine.b.double() @ map, affine.w.double()[:, None] * map
     role = _Role(weights / scale, centred, map, bias)
     if model.cfg.rotary:
-        at = torch.tensor([place.query if side == "query" else place.key], device=stream.device)
-        cos, sin = (part[0] for part in rotary_table(model.cfg, at))
-        map, bias = turned(map, (cos, sin)), turned(bias[None], (cos, sin))[0]
+        at = place.query if side == "query" else place.key
+        rotation: Any = contexts(model.cfg, len(stream), None, stream.device)[place.layer].rotation
+        here = (rotation[0][at, 0], rotation[1][at, 0])
+        map, bias = turned(map, here), turned(bias, here)
         whole = _Role(role.weights, centred, map, bias)
         size = whole.of(whole.weights @ stream) + bias
         size = (size.square().mean() + model.cfg.ln_eps).sqrt()

@@ -38,8 +38,7 @@ def repeat_targets(
         raise ValueError(f"{checks.quote(tokens)}, {offsets=}: give whole numbers [batch, pos].")
     count = tokens.shape[1]
     query, key = torch.arange(count)[:, None], torch.arange(count)
-    before = (key == query - 1).expand(len(tokens), -1, -1)
-    masks = {"previous": before.clone()}
+    masks = {"previous": (key == query - 1).expand(len(tokens), -1, -1).clone()}
     copies = (tokens[:, :, None] == tokens[:, None]).cpu() & (key < query)  # [batch, query, copy]
     for offset in offsets:
         beside = torch.zeros_like(copies)
@@ -52,9 +51,7 @@ def repeat_targets(
 
 @in_full_precision
 def head_scores(
-    cache: CrateCache,
-    targets: Mapping[str, Targets],
-    groups: Sequence[int | str] | None = None,
+    cache: CrateCache, targets: Mapping[str, Targets], groups: Sequence[int | str] | None = None
 ) -> pd.DataFrame:
     """Returns how much attention each head gives to each kind of target.
 

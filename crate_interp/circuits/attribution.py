@@ -29,8 +29,7 @@ def _parts(result: Result) -> pd.DataFrame:
     std = wide.std(dim=0) if n > 1 else torch.full((wide.shape[1],), torch.nan)
     table: Any = values.iloc[: wide.shape[1]][["part", "layer", "number"]]
     table = table.assign(mean=wide.mean(dim=0).numpy(), std=std.numpy())
-    order = table.sort_values("mean", key=abs, ascending=False, kind="stable")
-    return order.reset_index(drop=True)
+    return table.sort_values("mean", key=abs, ascending=False, kind="stable").reset_index(drop=True)
 
 
 class LogitAttribution(Result):
@@ -180,16 +179,15 @@ def _contributions(
     cache: CrateCache, direction: Float[Tensor, "batch d_model"], position: int
 ) -> dict[str, Tensor]:
     """Returns what each part except the constant adds along a direction, `[batch, ...]`."""
-    model: Any = cache.model
-    gains, entry = residual_gains(model)
+    gains, entry = residual_gains(cache.model)
     heads, atoms, biases = [], [], []
-    for layer, block in enumerate(model.blocks):
+    for layer, block in enumerate(cache.model.blocks):
         pattern = "head d_head d, batch d -> batch head d_head"
         written = einsum(block.attn.W_O, direction, pattern)
         z = _read(cache, "attn.hook_z", layer, position)
         heads.append(gains[layer] * (z * written).sum(dim=-1))
         bias = block.attn.b_O
-        if model.cfg.attn_only:
+        if cache.model.cfg.attn_only:
             atoms.append(direction[:, :0])
         else:
             code, bias = _read(cache, "mlp.hook_post", layer, position), bias + block.mlp.b_out
@@ -197,9 +195,8 @@ def _contributions(
         biases.append(gains[layer] * (direction @ bias))
     embed = entry * (_read(cache, "hook_embed", None, position) * direction).sum(dim=-1)
     positions = torch.zeros_like(embed)
-    if "hook_pos_embed" in model.hook_dict:
-        placed = _read(cache, "hook_pos_embed", None, position)
-        positions = (placed * direction).sum(dim=-1)
+    if "hook_pos_embed" in cache.model.hook_dict:
+        positions = (_read(cache, "hook_pos_embed", None, position) * direction).sum(dim=-1)
     by_layer = {"head": heads, "atom": atoms, "bias": biases}
     stacked = {name: torch.stack(values, dim=1) for name, values in by_layer.items()}
     return {"embed": embed, "positions": positions, **stacked}
@@ -216,9 +213,7 @@ def _read(cache: CrateCache, point: str, layer: int | None, position: int) -> Te
         return activation[torch.arange(len(activation), device=activation.device), places]
     place = 0 if cfg.kind == "vision" else position
     if not checks.is_int(place) or not -activation.shape[1] <= place < activation.shape[1]:
-        raise ValueError(
-            f"position={position!r}: give a number from 0 to {activation.shape[1] - 1}."
-        )
+        raise ValueError(f"position={position!r}: give a number, 0 to {activation.shape[1] - 1}.")
     return activation[:, place]
 
 

@@ -83,9 +83,7 @@ class Circuit:
 
         graph = networkx.DiGraph(note=self.note)
         graph.add_nodes_from((name, {"layer": place_of(name)[0]}) for name in self.nodes())
-        graph.add_weighted_edges_from(
-            (edge.source, edge.target, edge.weight) for edge in self.edges
-        )
+        graph.add_weighted_edges_from((one.source, one.target, one.weight) for one in self.edges)
         return graph
 
     def save(self, path: str | Path) -> Path:

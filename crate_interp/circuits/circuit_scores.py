@@ -13,8 +13,7 @@ from torch import Tensor
 from crate_hooks import edit, full_name
 from crate_interp.circuits.circuit import Circuit, head_name
 from crate_interp.circuits.patching import Head, check_heads, metric_values
-from crate_interp.core import checks
-from crate_interp.core.run_options import tqdm
+from crate_interp.core import checks, run_options
 from crate_interp.data.samples import group_numbers
 from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.hooked import HookedModel, check_hooked
@@ -62,11 +61,10 @@ class CircuitScores(Result):
 
     def finding(self) -> str:
         """Returns the scores, random circuits' scores, and the metric with all heads and none."""
-        rows: Any = self._table("scores").itertuples()
         words = [
             f"{row.measure} {row.value:.3f} ({row.low:.3f} to {row.high:.3f}; random "
             f"{row.random_mean:.3f})"
-            for row in rows
+            for row in self._table("scores").itertuples()
         ]
         scores = ", ".join(words).replace("nan to nan; ", "").replace("; random nan", "")
         return (
@@ -145,7 +143,7 @@ def evaluate(
     draws = np.random.default_rng(seed)
     places = [draws.permutation(len(every))[: len(own)] for _ in range(random)]
     drawn = [frozenset(every[place] for place in chosen) for chosen in places]
-    bar = tqdm([own, *drawn], desc="circuits", disable=not progress)
+    bar = run_options.tqdm([own, *drawn], desc="circuits", disable=not progress)
     parts = [_parts(kept, every, one, _subsets(one, subsets, seed), whose) for one in bar]
     settings = {"ablation": ablation, "random": random, "subsets": subsets, "seed": seed}
     meta = model_meta(model, len(inputs)) | {"settings": settings, "whole": whole, "none": none}
@@ -157,11 +155,7 @@ def evaluate(
 
 
 def _runs(
-    model: HookedModel,
-    inputs: Tensor,
-    source: Tensor,
-    metric: Callable[..., Any],
-    ablation: str,
+    model: HookedModel, inputs: Tensor, source: Tensor, metric: Callable[..., Any], ablation: str
 ) -> Callable[[Heads], np.ndarray]:
     """Returns a function from heads to the metric with all others ablated, run once for each."""
     shapes = [list(getattr(one, "shape", [])) for one in (inputs, source)]
@@ -264,8 +258,7 @@ def _intervals(parts: _Parts) -> dict[str, tuple[float, float]]:
         # a ratio that is equal in all samples, such as that of a head without an effect, is known
         same = (ratios.error == 0) & (ratios.error > 0).any()
         for level in (CONFIDENCE, joint):
-            sizes = _sizes(ratios, level)
-            ends.append([np.where(same, np.abs(ratios.mean), end) for end in sizes])
+            ends.append([np.where(same, np.abs(ratios.mean), end) for end in _sizes(ratios, level)])
     (_, gap_high), (gap_low, _), (cost_low, _), (_, cost_high) = ends
     ends = ((low, high), (gap_low.max(), gap_high.max()), (cost_low.min(), cost_high.min()))
     return dict(zip(_DISTANCES, ends, strict=True))

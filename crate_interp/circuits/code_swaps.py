@@ -133,8 +133,7 @@ class Concentrate(Question):
         answers = yield Pass("answers", _answers, {"answers": by("sample")})
         pairs = with_donors(answers["answers"])
         # a code that is the stream is swapped there, so that the runs begin at the next layer
-        square = run.model.cfg.sparse_step in SQUARE_STEPS
-        point = _STREAM if square else POINTS[self.point]
+        point = _STREAM if run.model.cfg.sparse_step in SQUARE_STEPS else POINTS[self.point]
         measure = partial(_of_chunk, point=point, k=self.k, rotations=self.rotations, pairs=pairs)
         own = Pass("swaps", measure, Concentration.OF_A_NETWORK)
         most = run.samples.start + SAMPLES
@@ -169,10 +168,8 @@ def with_donors(answers: pd.DataFrame) -> pd.DataFrame:
     if not len(ends):
         raise ValueError(f"the model gives all {n} samples the same answer: give more samples.")
     donor = (ends[np.searchsorted(ends, np.arange(n)) % len(ends)] + 1) % n
-    table: Any = answers.assign(
-        donor=answers["sample"].to_numpy()[donor], donor_answer=given[donor]
-    )
-    return table[["sample", "donor", "answer", "donor_answer"]]
+    donors = {"donor": answers["sample"].to_numpy()[donor], "donor_answer": given[donor]}
+    return pd.DataFrame(answers.assign(**donors)[["sample", "donor", "answer", "donor_answer"]])
 
 
 def _of_chunk(
@@ -205,8 +202,7 @@ def _bases(
     def add(layer: int, acts: Mapping[str, Tensor], batch: Batch) -> None:
         x = acts[point].flatten(0, 1).double()
         _, n, total, products = sums.get(layer, (0, 0, 0, 0))
-        tokens = acts[point].shape[1]
-        sums[layer] = tokens, n + len(x), total + x.sum(dim=0), products + x.T @ x
+        sums[layer] = acts[point].shape[1], n + len(x), total + x.sum(dim=0), products + x.T @ x
 
     for start in range(0, len(first), chunk.batch_size):
         inputs = _read(chunk, first[start : start + chunk.batch_size])
@@ -218,8 +214,7 @@ def _bases(
         mean, width = total / n, len(total)
         axes = torch.linalg.eigh(products / n - torch.outer(mean, mean))[1]
         if width not in drawn:
-            seeds = range(rotations)
-            turns = [rotation(width, seed).to(cfg.device, cfg.dtype) for seed in seeds]
+            turns = [rotation(width, seed).to(cfg.device, cfg.dtype) for seed in range(rotations)]
             drawn[width] = {f"{ROTATED}-{seed}": turn for seed, turn in enumerate(turns)}
         bases.append({NATIVE: None, PCA: axes.to(cfg.dtype), **drawn[width]})
         rows.append((layer, tokens, width, n))
@@ -280,9 +275,8 @@ def _of_pairs(
     gaps = {"gap": gap.cpu().numpy(), "donor_gap": donor_gap.cpu().numpy()}
     basis = [*chunk.once["bases"][0]]
     values = np.stack(moved, axis=1)
-    return gaps, every_entry(
-        "moved", values, sample=rows["sample"].tolist(), layer=layers, basis=basis, k=counts
-    )
+    numbers = rows["sample"].tolist()
+    return gaps, every_entry("moved", values, sample=numbers, layer=layers, basis=basis, k=counts)
 
 
 def last_logits(logits: Float[Tensor, "batch *pos classes"]) -> Float[Tensor, "batch classes"]:

@@ -82,8 +82,7 @@ def _shares(result: Result) -> pd.DataFrame:
         columns |= {"share": found.value, "low": found.low, "high": found.high}
         here = places.assign(basis=basis)[["layer", "basis", "k"]]
         rows.append(here.assign(**columns, n=n, untrained=untrained))
-    table: Any = pd.concat(rows)
-    return table.sort_values(["layer", "k"], kind="stable", ignore_index=True)
+    return pd.concat(rows).sort_values(["layer", "k"], kind="stable", ignore_index=True)
 
 
 def _contrasts(result: Result) -> pd.DataFrame:
@@ -100,8 +99,7 @@ def _contrasts(result: Result) -> pd.DataFrame:
         ends = {"learned_low": np.exp(learned.low), "learned_high": np.exp(learned.high)}
         here = places.assign(versus=basis)[["layer", "versus", "k"]]
         rows.append(here.assign(**columns, **ends, learned_p=holm(learned.p)))
-    table: Any = pd.concat(rows)
-    return table.sort_values(["layer", "k"], kind="stable", ignore_index=True)
+    return pd.concat(rows).sort_values(["layer", "k"], kind="stable", ignore_index=True)
 
 
 _OF_PAIRS = {"pairs": by("sample"), "swaps": by("sample")}

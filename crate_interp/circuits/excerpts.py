@@ -140,9 +140,8 @@ def concepts_of_patches(
     model: HookedModel, count: int, pos: int, masks: UInt8[Tensor, "sample height width"] | None
 ) -> list[Concept]:
     """Returns places in the image, CLS, and patches on an object, for images of one size."""
-    net: Any = model
     special = special_tokens(model) or 0
-    rows, columns = net.cfg.grid
+    rows, columns = model.cfg.grid
     patch = torch.arange(pos) - special
     found = [("CLS", patch < 0)] if special else []
     for i, row in enumerate(_ROWS):

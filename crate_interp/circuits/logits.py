@@ -12,7 +12,6 @@ from torch import Tensor
 from crate_interp.circuits import atom_effects
 from crate_interp.circuits.attribution import residual_gains
 from crate_interp.core import checks, safe_text
-from crate_interp.core.safe_text import LONGEST
 from crate_interp.data import Samples
 from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.cache import CrateCache
@@ -33,16 +32,15 @@ COLUMNS = ["layer", "atom", "logit", "name", "n", "total", "squares"]
 
 def answer_names(model: HookedModel) -> list[str]:
     """Returns the names of a model's classes, or the strings of its tokens; long ones are cut."""
-    net: Any = model
-    numbers = range(net.W_U.shape[1])
+    numbers = range(model.W_U.shape[1])
     if model.cfg.kind == "text":
         try:
-            names = [net.to_single_str_token(token) for token in numbers]
+            names = [model.to_single_str_token(token) for token in numbers]
         except ValueError:  # there is no tokenizer
             names = [str(token) for token in numbers]
     else:
         names = model.cfg.labels or [f"class {number}" for number in numbers]
-    return [name[:LONGEST] for name in names]
+    return [name[: safe_text.LONGEST] for name in names]
 
 
 def directions(model: HookedModel) -> pd.DataFrame:
@@ -121,14 +119,13 @@ def logit_effects(
     """
     if inputs is None:
         return pd.DataFrame({name: [] for name in COLUMNS})
-    net: Any = model
-    count = net.W_U.shape[1]
+    count = model.W_U.shape[1]
     chosen, sums = torch.arange(count), atom_effects.EffectSums(samples)
     if count > MANY:
         answers = torch.zeros(count, dtype=torch.long)
         with torch.no_grad():
             for piece, _ in pieces(model, inputs, numbers):
-                answers += net(piece).argmax(dim=-1).flatten().cpu().bincount(minlength=count)
+                answers += model(piece).argmax(dim=-1).flatten().cpu().bincount(minlength=count)
         chosen = answers.topk(FEW).indices.sort().values
     for piece, own in pieces(model, inputs, numbers):
         with torch.enable_grad():

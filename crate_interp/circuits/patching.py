@@ -20,8 +20,7 @@ from torch import Tensor
 from transformer_lens import patching as lens
 
 from crate_hooks import edit, full_name
-from crate_interp.core import checks
-from crate_interp.core.run_options import tqdm
+from crate_interp.core import checks, run_options
 from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hook_points import check_pattern
@@ -65,8 +64,13 @@ def _over_tokens(sweep: partial) -> Callable[..., Any]:
         **options: Any,
     ) -> Tensor | lens.PatchingResult:
         _check_inputs(model, corrupted)
-        count = _count_tokens(clean_cache, fixed["activation_name"])
-        cfg = model.cfg
+        if isinstance(clean_cache, CrateCache):
+            clean_cache.refuse_padding("patching")
+        point, cfg = f"hook_{fixed['activation_name']}", model.cfg
+        shape = next((x.shape for name, x in clean_cache.items() if name.endswith(point)), None)
+        if shape is None:
+            raise KeyError(f"clean_cache has no {point}: use model.run_with_cache(clean)[1].")
+        count = shape[-1 if point == "hook_pattern" else 1]
         expected = corrupted.shape[1]
         if cfg.kind == "vision":
             height, width = cfg.patch_size
@@ -189,7 +193,7 @@ def path_patch(
     def keep(tensor: Tensor, hook: Any) -> None:
         first_run[hook.name] = tensor.clone()
 
-    for layer, head in tqdm(chosen, desc="path patching", disable=not progress):
+    for layer, head in run_options.tqdm(chosen, desc="path patching", disable=not progress):
         with torch.no_grad():
             hooks: list[Any] = [(point, edit.patch(base_cache[point])) for point in points]
             send = edit.patch(source_cache[points[layer]], heads=head, positions=positions)
@@ -253,7 +257,7 @@ def attribution_patch(
     points, source_cache, base_cache = _head_outputs(model, source, base, "hook_embed")
     start, end = base_cache["hook_embed"], source_cache["hook_embed"]
     total = torch.zeros(model.cfg.n_layers, model.cfg.n_heads, dtype=torch.float64)
-    for step in tqdm(range(steps), desc="attribution patching", disable=not progress):
+    for step in run_options.tqdm(range(steps), desc="attribution patching", disable=not progress):
         share = 0.0 if steps == 1 else (step + 0.5) / steps
         embed = start + share * (end - start)
         hooks: list[Any] = [("hook_embed", lambda tensor, hook, embed=embed: embed)]
@@ -320,16 +324,6 @@ def _head_outputs(model: HookedModel, source: Tensor, base: Tensor, *points: str
             for inputs in (source, base)
         ]
     return names, *caches
-
-
-def _count_tokens(cache: CrateCache, activation: str) -> int:
-    """Returns how many tokens the clean run has; raises KeyError if it lacks the point."""
-    if isinstance(cache, CrateCache):
-        cache.refuse_padding("patching")
-    shapes = [value.shape for name, value in cache.items() if name.endswith(f"hook_{activation}")]
-    if not shapes:
-        raise KeyError(f"clean_cache has no hook_{activation}: use model.run_with_cache(clean)[1].")
-    return shapes[0][-1] if activation == "pattern" else shapes[0][1]
 
 
 def _chosen(name: str, numbers: Numbers, count: int) -> list[int]:

@@ -11,8 +11,6 @@ from crate_interp.results.result import Result, as_text, first
 from crate_interp.stats.intervals import LEVEL, student_interval
 from crate_interp.stats.verdicts import BROKEN, KEPT, SHOWN, of_difference
 
-_NUMBERS = "layer layer_b a b difference low high p holds n untrained untrained_low untrained_high "
-_NUMBERS += "excess excess_low excess_high excess_p"
 _FEW = 5  # with fewer networks, an interval over them is wide and relies on Student's t
 LARGEST = 3  # number of statistics with the largest differences to show
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from crate_interp.comparisons import difference_tables
 from crate_interp.comparisons.difference_tables import Side, statistics_of
 from crate_interp.comparisons.result import Comparison
-from crate_interp.core import checks
-from crate_interp.core.folders import locked
+from crate_interp.core import checks, folders
 from crate_interp.core.run_options import Pass, RunOptions, run_options, tqdm
 from crate_interp.core.safe_text import plain
 from crate_interp.data import Data
@@ -109,11 +108,10 @@ def compare(
         samples = samples_of(model, data, options)
         check_masks(fitting(probes, model, "blocks"), samples)
         stop = samples.start + samples.n
-        place = sample_ranges.of(samples.fingerprint, samples.start, stop)
-        places.append((place, model.unit))
+        places.append((sample_ranges.of(samples.fingerprint, samples.start, stop), model.unit))
     given = [one for side in (*sides, *twins) for one in side if isinstance(one, SweepResult)]
     _check_samples(given, places)
-    with nullcontext() if options.out is None else locked(options.out):
+    with nullcontext() if options.out is None else folders.locked(options.out):
         if options.out is not None:
             Comparison.check_folder(options.out)
         started = time.perf_counter()
@@ -177,9 +175,7 @@ def _check_samples(results: Sequence[SweepResult], of_models: Sequence[tuple] = 
     """
     places = [*((one.meta["data"], one.meta["unit"]) for one in results), *of_models]
     if any(entry["fingerprint"] is None for data, _ in places for entry in data):
-        raise ValueError(
-            "a result was measured on a cache, so its samples are unknown: use ci.sweep on data."
-        )
+        raise ValueError("the samples of a cache's result are unknown: use ci.sweep on data.")
     for data, unit in places[1:]:
         if not sample_ranges.same(places[0][0], data) or places[0][1] != unit:
             of = (

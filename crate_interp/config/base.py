@@ -67,9 +67,7 @@ def _class_names(name: str, value: object) -> tuple[str, ...]:
     for label in names:
         if not isinstance(label, str) or len(label) > _LONGEST or not safe_text.is_harmless(label):
             shown = checks.quote(label)
-            raise ValueError(
-                f"{name}: {shown} is not a name of at most {_LONGEST} plain characters."
-            )
+            raise ValueError(f"{name}: {shown} is not a name of up to {_LONGEST} plain characters.")
     return names
 
 
@@ -250,8 +248,7 @@ class CrateConfig:
 
         facts: the fields that the caller, a config (with its own `assumed`) or the tensors gave.
         """
-        steps = self.sparse_step in families.STEPS_WITH_ETA
-        without = () if steps else ("eta", "lambd")
+        without = () if self.sparse_step in families.STEPS_WITH_ETA else ("eta", "lambd")
         without += () if self.family in families.WITH_VARIANTS else ("variant",)
         without += () if self.rotary else ("window",)
         known = set(facts) - set(facts.get("assumed", ()))

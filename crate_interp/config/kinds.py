@@ -35,9 +35,7 @@ class ImageConfig(CrateConfig):
 
     def _check_kind(self) -> None:
         if self.grid_guessed and self.interpolate_pos:
-            raise ValueError(
-                "interpolate_pos=True needs a grid that is not a guess: give image_size."
-            )
+            raise ValueError("interpolate_pos=True needs a grid that is known: give image_size.")
         (height, width), (patch_h, patch_w) = self.image_size, self.patch_size
         if height % patch_h or width % patch_w:
             sizes = f"image_size={self.image_size}, patch_size={self.patch_size}"
@@ -47,9 +45,7 @@ class ImageConfig(CrateConfig):
         for name in ("mean", "std"):
             value = getattr(self, name)
             if value is not None and len(value) != self.channels:
-                raise ValueError(
-                    f"{name}={value}: give a number for each of {self.channels} channels."
-                )
+                raise ValueError(f"{name}={value}: give one for each of {self.channels} channels.")
         if self.mean is not None and max(self.mean) > 1:
             raise ValueError(f"mean={self.mean}: pixels are from 0 to 1; divide both by 255.")
 
@@ -67,9 +63,7 @@ class ImageConfig(CrateConfig):
         """
         for name, value in values.items():
             if (given := getattr(self, name)) not in (None, value):
-                raise ValueError(
-                    f"{name}={given} contradicts the other fields, which give {value}."
-                )
+                raise ValueError(f"{name}={given} contradicts other fields, which give {value}.")
         self._set(**values)
 
     conv_bias = fact("conv_bias", "Whether the convolution that embeds the patches has a bias.")
@@ -138,9 +132,7 @@ class VisionConfig(ImageConfig):
         super()._check_kind()
         if self.stem == "conv":
             if "conv_bias" in self.facts:
-                raise ValueError(
-                    f"stem='conv': family {self.family!r} has one convolution already."
-                )
+                raise ValueError(f"stem='conv': family {self.family!r} has a convolution already.")
             side = self.patch_size[0]
             if self.patch_size != (side, side) or side < 2 or side & (side - 1):
                 sizes = "2, 4, 8 or 16"

@@ -58,6 +58,19 @@ def layer(name: str, value: object, count: int) -> int:
     return int(number) + count if number < 0 else int(number)
 
 
+def numbers(name: str, value: object, count: int) -> list[int]:
+    """Returns whole numbers from 0 to `count` - 1 in ascending order, each once; None means all.
+
+    Raises ValueError, with the argument's `name`, for anything else, and for none of them.
+    """
+    chosen: Any = range(count) if value is None else value
+    if not isinstance(chosen, (list, tuple, range, set)):
+        chosen = ()
+    if not chosen or not all(is_int(one) and 0 <= one < count for one in chosen):
+        raise ValueError(f"{name}={value!r}: give {name} from 0 to {count - 1}, or None for all.")
+    return sorted({int(one) for one in chosen})
+
+
 def limit(value: object) -> int | None:
     """Returns a number of samples, or None for all.
 

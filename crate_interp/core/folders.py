@@ -189,8 +189,7 @@ def is_inside(name: object) -> bool:
     if not isinstance(name, str) or len(name) > 1000 or not files.stays_inside(name):
         return False
     path = PurePosixPath(name)
-    spelled = path.as_posix() == name and not path.name.startswith(".")
-    return spelled and path.suffix in _SUFFIXES
+    return path.as_posix() == name and not path.name.startswith(".") and path.suffix in _SUFFIXES
 
 
 def differs(folder: Path, digests: Mapping[str, str]) -> list[str]:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from crate_interp.core import files
-from crate_interp.core.safe_text import plain
+from crate_interp.core import files, safe_text
 
 # The usual formats of picture data sets. Pillow and the libraries in its wheel decode each
 # format without starting a program. Only the first picture in a file is read.
@@ -56,7 +55,7 @@ Picture = Image.Image | str | Path | Later
 
 def quoted(name: str | Path) -> str:
     """Returns the name of a file in quotation marks, safe to show."""
-    return f"'{plain(name, 1000)}'"
+    return f"'{safe_text.plain(name, 1000)}'"
 
 
 def loaded(image: Picture, kind: str = "image") -> tuple[Image.Image, str]:
@@ -72,7 +71,7 @@ def loaded(image: Picture, kind: str = "image") -> tuple[Image.Image, str]:
     if isinstance(image, Image.Image):
         if image.format not in (None, *FORMATS, "MPO"):  # MPO: JPEG files of several pictures
             known = f"only {', '.join(FORMATS)} are decoded: give image.convert('RGB')"
-            raise Undecodable(f"{what} is of format {plain(image.format)}, but {known}.")
+            raise Undecodable(f"{what} is of format {safe_text.plain(image.format)}, but {known}.")
         return _upright(image, what), what
     if not isinstance(image, (str, Path)):
         kinds = f"{type(image).__name__}: give PIL images, paths or one uint8 array [n, c, h, w]"
@@ -131,10 +130,8 @@ def _unread(what: str, error: Exception) -> ValueError:
     """Returns the error to raise: Undecodable for a bad file, ValueError if the machine failed."""
     of_system = getattr(error, "errno", None) is not None and not isinstance(error, _OF_THE_FILE)
     failed = isinstance(error, MemoryError) or of_system
-    words = getattr(error, "strerror", None)
-    return (ValueError if failed else Undecodable)(
-        f"cannot read {what}: {plain(f'{words}.' if words else error)}"
-    )
+    kind, words = ValueError if failed else Undecodable, getattr(error, "strerror", None)
+    return kind(f"cannot read {what}: {safe_text.plain(f'{words}.' if words else error)}")
 
 
 def _upright(image: Image.Image, what: str) -> Image.Image:

@@ -107,8 +107,7 @@ def file_name(text: object) -> str:
     Everything else becomes an underscore. The name has at most 100 characters, does not begin
     with a dot, and is never empty.
     """
-    name = re.sub(r"[^A-Za-z0-9._-]+", "_", str(text)[:1000])[:100].lstrip(".")
-    return name or "_"
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", str(text)[:1000])[:100].lstrip(".") or "_"
 
 
 def _escaped(sign: str) -> str:

@@ -128,9 +128,7 @@ def label_of(label: object, where: str) -> Any:
         return value
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
         return int(value)
-    raise ValueError(
-        f"the label of {where} is {checks.quote(value)}: give the number or the name of one class."
-    )
+    raise ValueError(f"the label of {where} is {checks.quote(value)}: give one number or name.")
 
 
 def item_samples(
@@ -196,9 +194,7 @@ def upright_array(array: Tensor | np.ndarray, where: str) -> Tensor:
     if image.dtype == torch.uint8 and image.ndim == 2:
         return image[None]
     if image.ndim not in (3, 4):
-        raise ValueError(
-            f"{where} has shape {list(image.shape)}: give images [channels, height, width]."
-        )
+        raise ValueError(f"{where} has shape {list(image.shape)}: give [channels, height, width].")
     last_is_channels = image.shape[-1] in (1, 3) and image.shape[-3] not in (1, 3)
     return image.movedim(-1, -3) if image.dtype == torch.uint8 and last_is_channels else image
 

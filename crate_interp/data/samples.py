@@ -16,15 +16,7 @@ from jaxtyping import Shaped, UInt8
 from torch import Tensor
 
 from crate_interp.core import checks
-from crate_interp.core.files import (
-    Content,
-    Stamp,
-    digest,
-    noted,
-    read,
-    stamp_of,
-    stays_inside,
-)
+from crate_interp.core.files import Content, Stamp, digest, noted, read, stamp_of, stays_inside
 from crate_interp.core.pictures import Picture, Undecodable, quoted
 from crate_interp.results.sample_ranges import CONTENTS, total
 
@@ -42,10 +34,7 @@ def inside(folder: Path, name: str, where: Path) -> Path:
     contains the name, for the error. Raises ValueError if the name leads out of the folder.
     """
     if not stays_inside(name):
-        raise ValueError(
-            f"{quoted(where)} names the file {quoted(name)}, which is not inside "
-            f"{quoted(folder)}: it is not read."
-        )
+        raise ValueError(f"{quoted(where)} names {quoted(name)}, not inside {quoted(folder)}.")
     return folder / name
 
 
@@ -347,8 +336,7 @@ def grouped(samples: Samples, groups: object, table: object = None) -> Samples:
     Raises ValueError for a column that is not there, for too few groups, and for other values.
     """
     if isinstance(groups, str):
-        columns = getattr(table, "column_names", None) or []
-        checks.one_of("groups", groups, columns)
+        checks.one_of("groups", groups, getattr(table, "column_names", None) or [])
         whole: Any = table
         rows = list(whole.with_format(None)[groups])
         texts = samples.groups or range(samples.start, samples.start + samples.n)

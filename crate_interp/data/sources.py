@@ -9,8 +9,7 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
-from crate_interp.core import checks, pictures
-from crate_interp.core.safe_text import plain
+from crate_interp.core import checks, pictures, safe_text
 from crate_interp.data import folder_listing, object_masks, streams, tables, texts
 from crate_interp.data.items import is_array
 from crate_interp.data.samples import ImageReading, Preprocess, Samples, first
@@ -60,7 +59,7 @@ def _named_text(data: str, how: TextReading) -> Samples:
     source, where = _source_of(data, "text")
     assert source.table is not None
     samples = texts.table_of_text(source.table(where), how)
-    return replace(samples, fingerprint=f"{plain(data, 200)}:{samples.fingerprint}")
+    return replace(samples, fingerprint=f"{safe_text.plain(data, 200)}:{samples.fingerprint}")
 
 
 def _named_images(data: str, how: ImageReading) -> Samples:
@@ -88,11 +87,7 @@ FORMS: tuple[tuple[Callable[[Any], bool], Any, Any], ...] = (
     ),
     (lambda data: isinstance(data, str), _named_images, _named_text),
     (lambda data: isinstance(data, Image.Image), _one_picture, None),
-    (
-        streams.is_stream,
-        lambda data, how: streams.image_stream(data, how).first_samples(),
-        None,
-    ),
+    (streams.is_stream, lambda data, how: streams.image_stream(data, how).first_samples(), None),
     (is_table, table_samples, texts.table_of_text),
     (texts.is_pair, texts.pair_samples, texts.pair_of_text),
     (texts.is_sequence, texts.sequence_samples, texts.text_sequence),
@@ -112,7 +107,7 @@ def _samples_of(data: Any, kind: str, how: ImageReading | TextReading) -> Sample
     if streams.is_loader(data):
         data = streams.samples_of_loader(data, tokens=kind == "text")
     if isinstance(data, Mapping) and data and hasattr(data, "column_names"):  # a DatasetDict
-        splits = " or ".join(f'data["{plain(name, 200)}"]' for name in data)
+        splits = " or ".join(f'data["{safe_text.plain(name, 200)}"]' for name in data)
         raise ValueError(f"the data is a {type(data).__name__}: give one split, {splits}.")
     if isinstance(data, Samples):
         return first(data, how.limit)

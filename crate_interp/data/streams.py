@@ -16,8 +16,7 @@ import torch
 from torch.utils import data as loading
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
-from crate_interp.core import checks
-from crate_interp.core.safe_text import plain
+from crate_interp.core import checks, safe_text
 from crate_interp.data import items, texts
 from crate_interp.data.items import Item, is_array
 from crate_interp.data.samples import ImageReading, Samples
@@ -83,10 +82,7 @@ def is_stream(data: object) -> bool:
     return is_array(first) and first.ndim == 4  # a list of batches
 
 
-def image_stream(
-    data: Any,
-    how: ImageReading,
-) -> Stream:
+def image_stream(data: Any, how: ImageReading) -> Stream:
     """Returns the images of a stream of rows, batches or items.
 
     The columns of rows are chosen as in `data/tables.py`. Batches are a tensor `[batch, channels,
@@ -171,12 +167,11 @@ def _resolved(dataset: Any, limit: int | None) -> tuple[Any, str]:
             dataset = dataset._resolve_features()
     if not dataset.features:
         raise ValueError(
-            "the stream is empty, or does not state its columns: give "
-            "data.cast(datasets.Features(...))."
+            "the stream is empty, or states no columns: give data.cast(datasets.Features(...))."
         )
     info = dataset.info
     known = (info.dataset_name or info.builder_name, info.config_name, dataset.split)
-    names = ":".join(plain(name, 200) if name else "?" for name in known)
+    names = ":".join(safe_text.plain(name, 200) if name else "?" for name in known)
     features = hashlib.sha256(repr(sorted(dataset.features.items())).encode()).hexdigest()[:16]
     many = "all rows" if limit is None else f"the first {limit}"
     return dataset, f"stream:{names}:features {features}:{many}:content not hashed"
@@ -203,9 +198,7 @@ def _items_of(
 
     def read() -> Iterator[Item]:
         if once and not rest:
-            raise ValueError(
-                "the iterator cannot begin again: give a DataLoader or a list of batches."
-            )
+            raise ValueError("the iterator cannot restart: give a DataLoader or a list of batches.")
         every = separated(data)
         if once:
             every = chain([] if first is None else [first], rest[0])

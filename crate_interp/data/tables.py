@@ -73,9 +73,7 @@ def from_hub(name: str) -> Table:
     """
     parts = _HUB_NAME.fullmatch(name)
     if parts is None or ".." in name:
-        raise ValueError(
-            f"'hf:{plain(name, 200)}': write hf:owner/name:split, such as hf:ylecun/mnist:test."
-        )
+        raise ValueError(f"'hf:{plain(name)}': write hf:owner/name:split (hf:ylecun/mnist:test).")
     import datasets
 
     try:

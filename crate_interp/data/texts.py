@@ -58,10 +58,8 @@ def tensor_samples(images: Tensor | np.ndarray, how: ImageReading) -> Samples:
     for part in images.split(256):
         digest.update(part.cpu().contiguous().view(torch.uint8).numpy().data)
 
-    def read(start: int, stop: int) -> Tensor:
-        return how.pictures(images[start:stop])
-
-    return Samples(len(images), None, f"tensor:sha256:{digest.hexdigest()}", read)
+    name = f"tensor:sha256:{digest.hexdigest()}"
+    return Samples(len(images), None, name, lambda start, stop: how.pictures(images[start:stop]))
 
 
 def is_pair(data: object) -> bool:
@@ -119,12 +117,8 @@ def pair_samples(data: object, how: ImageReading) -> Samples:
         return samples
     each = b"".join(items.digest_of(Item(None, mask=mask)) for mask in masks)
     print_ = f"{samples.fingerprint}:masks:sha256:{hashlib.sha256(each).hexdigest()}"
-
-    def read(start: int, stop: int) -> list[Item]:
-        pairs = zip(whole.value[start:stop], masks[start:stop], strict=True)
-        return [Item(value, mask=mask) for value, mask in pairs]
-
-    masked = items.item_samples(read, range(len(masks)), print_, how, masked=True).masks
+    pairs = [Item(value, mask=mask) for value, mask in zip(whole.value, masks, strict=True)]
+    masked = items.item_samples(pairs, range(len(masks)), print_, how).masks
     return dataclasses.replace(samples, masks=masked, fingerprint=print_)
 
 
@@ -244,7 +238,7 @@ def checked_texts(texts: Iterable[object]) -> Iterator[str]:
 
 def token_samples(tokens: Tensor | np.ndarray, how: TextReading | None = None) -> Samples:
     """Returns token ids `[n, pos]` as samples; raises ValueError for anything else."""
-    tokens = _ids(tokens, "data", "[n, pos]")
+    tokens = tokens_of(tokens, "data", "[n, pos]")
     if 0 in tokens.shape:
         raise ValueError(f"the data is empty: tokens have shape {list(tokens.shape)}.")
     digest = hashlib.sha256(f"tokens {list(tokens.shape)}".encode())
@@ -253,13 +247,8 @@ def token_samples(tokens: Tensor | np.ndarray, how: TextReading | None = None) -
     return Samples(len(tokens), None, fingerprint, lambda start, stop: tokens[start:stop])
 
 
-def tokens_of(value: object, where: str) -> Tensor:
-    """Returns the token ids of one sample; raises ValueError unless they are whole numbers."""
-    return _ids(value, where, "[pos]")
-
-
-def _ids(value: object, where: str, axes: str) -> Tensor:
-    """Returns whole numbers with these axes; raises ValueError for anything else."""
+def tokens_of(value: object, where: str, axes: str = "[pos]") -> Tensor:
+    """Returns token ids with these axes; raises ValueError unless they are whole numbers."""
     with suppress(TypeError, ValueError, RuntimeError):
         tokens = torch.as_tensor(value)
         odd = tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool
@@ -300,8 +289,7 @@ def text_sequence(data: Sized, how: TextReading, labels: list[Any] | None = None
         count = len(data) if how.limit is None else min(how.limit, len(data))
         items = [read_item(data, number) for number in range(count)]
         rows = [tokens_of(item.value, f"data[{number}]") for number, item in enumerate(items)]
-        own_labels = known_labels(item.label for item in items)
-        return labelled(_stacked(rows), own_labels or labels)
+        return labelled(_stacked(rows), known_labels(item.label for item in items) or labels)
     every = (read_item(data, number).value for number in range(len(data)))
     texts = list(checked_texts(every))  # before work starts
     if not texts:

@@ -122,11 +122,6 @@ class HookedCrateMAE(ImageMixin, HookedModel):
         self.decoder_norm = HookedLayerNorm(cfg.d_model, cfg.ln_final_eps)
         self.decoder_pred = nn.Linear(cfg.d_model, cfg.patch_values)
         self.hook_pred = HookPoint()
-        self._initialise()
-        self._follow()
-        self.setup()
-
-    def _initialise(self) -> None:
         self.pos_embed.requires_grad_(False)
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -134,6 +129,8 @@ class HookedCrateMAE(ImageMixin, HookedModel):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
         nn.init.xavier_uniform_(self.embed.conv.weight.data.flatten(1))
+        self._follow()
+        self.setup()
 
     def forward(
         self,
@@ -161,7 +158,12 @@ class HookedCrateMAE(ImageMixin, HookedModel):
         if check:
             check_finite(images)
         _, stop = layer_range(self.cfg.n_layers, None, stop_at_layer)
-        z, mask = self._tokens(images, noise, mask_ratio)
+        patches = self.embed(images)
+        batch, count, _ = patches.shape
+        mask = self.hook_mask(random_mask(images, count, noise, mask_ratio))
+        patches = torch.where(mask.bool().unsqueeze(-1), self.mask_token.to(patches.dtype), patches)
+        tokens = self.hook_embed(cat_tokens(self.cls_token.expand(batch, -1, -1), patches))
+        z = self._with_positions(tokens, images)
         for block in self.blocks[:stop]:
             z = block(z)
         if stop is not None:
@@ -172,14 +174,6 @@ class HookedCrateMAE(ImageMixin, HookedModel):
             x = block(x)
         pred = self.hook_pred(self.decoder_pred(self.decoder_norm(x))[:, 1:])
         return Reconstruction(pred, mask, self.loss(images, pred, mask), latent)
-
-    def _tokens(self, images: Tensor, noise: Any, mask_ratio: Any) -> tuple[Tensor, Tensor]:
-        patches = self.embed(images)
-        batch, count, _ = patches.shape
-        mask = self.hook_mask(random_mask(images, count, noise, mask_ratio))
-        patches = torch.where(mask.bool().unsqueeze(-1), self.mask_token.to(patches.dtype), patches)
-        tokens = self.hook_embed(cat_tokens(self.cls_token.expand(batch, -1, -1), patches))
-        return self._with_positions(tokens, images), mask
 
     def loss(
         self,
@@ -279,11 +273,8 @@ def sine_positions(cfg: CrateConfig) -> Float[Tensor, "1 pos d_model"]:
     if cfg.d_model % 4:
         return table
     omega = 1.0 / 10000 ** (torch.arange(quarter, dtype=torch.float64) / quarter)
-    rows, columns = torch.meshgrid(
-        torch.arange(cfg.grid[0]), torch.arange(cfg.grid[1]), indexing="ij"
-    )
+    rows, columns = torch.meshgrid(*map(torch.arange, cfg.grid), indexing="ij")
     halves = [position.flatten()[:, None].double() * omega for position in (columns, rows)]
-    table[0, 1:] = torch.cat(
-        [part for half in halves for part in (half.sin(), half.cos())], dim=1
-    ).float()
+    parts = [part for half in halves for part in (half.sin(), half.cos())]
+    table[0, 1:] = torch.cat(parts, dim=1)
     return table

@@ -234,9 +234,7 @@ class CrateCache(ActivationCache):
                 self.model.check_point(name)
         except KeyError as error:
             return error.args[0]
-        return (
-            f"the cache lacks {name!r}: cache it with run_with_cache(x, names_filter=[{name!r}])."
-        )
+        return f"the cache lacks {name!r}: cache it, run_with_cache(x, names_filter=[{name!r}])."
 
     def __getitem__(self, key: Any) -> Tensor:
         """Returns the activation at a point, by its full name or TransformerLens' short name.
@@ -369,10 +367,8 @@ class CrateCache(ActivationCache):
         if last and isinstance(self.model.ln_final, NoNorm):
             if not kwargs.get("has_batch_dim", True):
                 return residual_stack
-            batch = kwargs.get("batch_slice")
-            return (batch if isinstance(batch, Slice) else Slice(batch)).apply(
-                residual_stack, dim=1
-            )
+            cut = kwargs.get("batch_slice")
+            return (cut if isinstance(cut, Slice) else Slice(cut)).apply(residual_stack, dim=1)
         return super().apply_ln_to_stack(residual_stack, layer, *args, **kwargs)
 
     @property

@@ -81,9 +81,8 @@ class HookedTextTower(TextMixin, hooked.HookedModel):
         if tokens.shape[1] != self.cfg.n_ctx:
             wanted = f"exactly n_ctx={self.cfg.n_ctx}: use model.to_tokens(text)"
             raise ValueError(f"a text has {tokens.shape[1]} tokens, but this tower takes {wanted}.")
-        return self.hook_embed(self.embed(tokens)) + hooked_positions(
-            self.hook_pos_embed, self.pos_embed, tokens.shape[0]
-        )
+        z = self.hook_embed(self.embed(tokens))
+        return z + hooked_positions(self.hook_pos_embed, self.pos_embed, tokens.shape[0])
 
     def _rows(
         self,

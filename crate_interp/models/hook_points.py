@@ -285,6 +285,5 @@ def check_atoms(cfg: CrateConfig, what: str) -> None:
     """Raises ValueError if `what` reads the code of a sparse step, and the layers have no step."""
     if cfg.attn_only:
         raise ValueError(
-            f"{what} reads the code of a sparse step, but the layers of family "
-            f"{cfg.family!r} are attention alone."
+            f"{what} reads the code of a sparse step, but {cfg.family!r} has attention alone."
         )

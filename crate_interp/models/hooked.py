@@ -372,8 +372,6 @@ def check_gradients(caller: str, model: nn.Module) -> None:
     It also forbids gradients through a model that was made or loaded in inference mode.
     """
     if torch.is_inference_mode_enabled():
-        raise ValueError(
-            f"{caller} needs gradients, but inference mode is on: leave torch.inference_mode()."
-        )
+        raise ValueError(f"{caller} needs gradients: leave torch.inference_mode().")
     if any(weight.is_inference() for weight in model.parameters()):
         raise ValueError(f"{caller} needs gradients, but the model was made in inference mode.")

@@ -45,8 +45,7 @@ class Unembed(nn.Module):
     @property
     def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
         """The map from the normalised stream to logits (before the softcap)."""
-        table = runtimes.at_hand(self._tied[0] if self._tied else self)
-        return table[: self.d_vocab].T
+        return runtimes.at_hand(self._tied[0] if self._tied else self)[: self.d_vocab].T
 
     @property
     def b_U(self) -> Float[Tensor, "d_vocab"]:
@@ -91,18 +90,15 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
         no_norm = cfg.family == "crate-lm" and cfg.sparse_step == "ista"
         self.ln_final: Any = NoNorm() if no_norm else make_norm(cfg, cfg.ln_final_eps)
         self.unembed: Any = Unembed(cfg, self.embed)
-        self._initialise()
-        self._follow()
-        self.setup()
-
-    def _initialise(self) -> None:
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
-        if not self.cfg.rotary:
+        if not cfg.rotary:
             nn.init.normal_(self.pos_embed, std=0.02)
+        self._follow()
+        self.setup()
 
     def forward(
         self,
@@ -190,9 +186,8 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
             z = self._mixed(z, x0, last)
         if stop is not None:
             return z
-        return self._answer(
-            z, tokens, return_type, loss_per_token, padding, labels, input_ids is not None
-        )
+        as_output = input_ids is not None
+        return self._answer(z, tokens, return_type, loss_per_token, padding, labels, as_output)
 
     def real_tokens(self, *args: object, **kwargs: object) -> Mask | None:
         """Returns which tokens of a forward with these arguments are real, or None if all are."""

@@ -70,8 +70,7 @@ def check_preprocessed(cfg: CrateConfig, images: Float[Tensor, "batch c h w"]) -
         return
     most = 0.0
     if cfg.mean is not None and cfg.std is not None:
-        pairs = zip(cfg.mean, cfg.std, strict=True)
-        most = max(max(mean, 1 - mean) / std for mean, std in pairs)
+        most = max(max(mean, 1 - mean) / std for mean, std in zip(cfg.mean, cfg.std, strict=True))
     flat = images.detach().flatten(1)
     largest = flat.amax(1)
     raw = (largest > max(20.0, 8 * most)) & (flat.amin(1) >= -most) & largest.isfinite()
@@ -137,12 +136,9 @@ def _resize_and_crop(
 def _to_mode(cfg: CrateConfig, image: Image.Image, what: str) -> Image.Image:
     """Returns an 8-bit picture in the model's number of channels."""
     if image.mode == "F":  # such files do not say which value is white
-        raise Undecodable(
-            f"{what} has mode {image.mode!r} (more than 8 bits): save it in mode L or RGB."
-        )
+        raise Undecodable(f"{what} has mode 'F' (more than 8 bits): save it in mode L or RGB.")
     if cfg.transparency == "white" and image.has_transparency_data:
-        white = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(white, image.convert("RGBA"))
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     elif "transparency" in image.info:  # Pillow would warn that it is lost
         image = image.copy()  # the user's picture keeps its transparency
         del image.info["transparency"]
@@ -173,8 +169,7 @@ def _pixels(cfg: CrateConfig, image: Image.Image) -> Shaped[Tensor, "channels he
     pixels = torch.from_numpy(np.array(image))  # [h, w] or [h, w, channels]
     if image.mode == "F":
         # bicubic sampling overshoots; Pillow limits bytes to their range, but not floats
-        grey = pixels.clamp(0, _WHITE[16]) / _WHITE[16]
-        return grey.expand(cfg.channels, -1, -1)
+        return (pixels.clamp(0, _WHITE[16]) / _WHITE[16]).expand(cfg.channels, -1, -1)
     return pixels.unsqueeze(0) if cfg.channels == 1 else pixels.permute(2, 0, 1)
 
 

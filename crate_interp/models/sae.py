@@ -125,9 +125,7 @@ class SparseAutoencoder(nn.Module, SharedModel):
         return acts
 
     def decode(
-        self,
-        acts: Float[Tensor, "*batch d_sae"],
-        x: Float[Tensor, "*batch d_in"] | None = None,
+        self, acts: Float[Tensor, "*batch d_sae"], x: Float[Tensor, "*batch d_in"] | None = None
     ) -> Float[Tensor, "*batch d_in"]:
         """Returns the activations reconstructed from features.
 

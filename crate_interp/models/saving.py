@@ -72,7 +72,13 @@ def save(model: nn.Module, folder: Path) -> Path:
     if type(model).__name__ in HUGGING_FACE:  # for AutoConfig and AutoModel
         kind, architecture = HUGGING_FACE[type(model).__name__]
         content |= {"model_type": kind, "architectures": [architecture]}
-    weights, tokenizer = _own_memory(model.state_dict()), _tokenizer(model)
+    tokenizer, weights, places = _tokenizer(model), {}, set()
+    for name, value in model.state_dict().items():
+        value = value.detach().cpu().contiguous()
+        place = value.untyped_storage().data_ptr()
+        # safetensors refuses to write tensors that share memory
+        weights[name] = value.clone() if place in places else value
+        places.add(place)
     fields = "\n".join(
         f"| {field} | {markdown(value)} |"
         for field, value in values.items()
@@ -106,21 +112,6 @@ def _tokenizer(model: nn.Module) -> str | None:
         return None
 
 
-def _own_memory(state: dict[str, Any]) -> dict[str, Any]:
-    """Returns the parameters on the CPU, in such a way that no two share memory.
-
-    safetensors refuses to write tensors that share memory.
-    """
-    seen: set[int] = set()
-    kept = {}
-    for name, value in state.items():
-        value = value.detach().cpu().contiguous()
-        place = value.untyped_storage().data_ptr()
-        kept[name] = value.clone() if place in seen else value
-        seen.add(place)
-    return kept
-
-
 class SharedModel(ModelHubMixin):
     """Models that are saved in folders of our own format."""
 
@@ -150,9 +141,7 @@ class SharedModel(ModelHubMixin):
     # unlike the mixin's method, this one has only the options that ci.load has
     @classmethod
     def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
-        cls,
-        pretrained_model_name_or_path: str | Path,
-        **options: Any,
+        cls, pretrained_model_name_or_path: str | Path, **options: Any
     ) -> Any:
         """Loads a model with `ci.load` and the same arguments.
 

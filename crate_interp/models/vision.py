@@ -125,7 +125,12 @@ class HookedCrate(ImageMixin, hooked.HookedModel):
             z = block(z)
         if stop_at_layer is not None:
             return z
-        logits = self._pool(z)
+        if self.cfg.class_layers:
+            z = cat_tokens(self.cls_token.expand(z.shape[0], -1, -1), z)
+            for block in self.cls_blocks:
+                z = block(z)
+        z = z.mean(dim=1, keepdim=True) if self.cfg.pool == "mean" else z
+        logits = self.hook_pooled(self.ln_final(z)[:, 0])
         if self.features is not None:
             logits = self.hook_features(self.features(logits))
         logits = logits if self.unembed is None else self.unembed(logits)
@@ -146,15 +151,6 @@ class HookedCrate(ImageMixin, hooked.HookedModel):
         if self.has_cls:
             patches = cat_tokens(self.cls_token.expand(batch, -1, -1), patches)
         return self._with_positions(self.hook_embed(patches), images)
-
-    def _pool(self, z: Stream) -> Float[Tensor, "batch d_model"]:
-        if self.cfg.class_layers:
-            z = cat_tokens(self.cls_token.expand(z.shape[0], -1, -1), z)
-            for block in self.cls_blocks:
-                z = block(z)
-        if self.cfg.pool == "mean":
-            return self.hook_pooled(self.ln_final(z.mean(dim=1, keepdim=True))[:, 0])
-        return self.hook_pooled(self.ln_final(z)[:, 0])
 
     def _head(self) -> ClassHead:
         """Returns the map to the classes; raises ValueError if there is none."""
@@ -197,8 +193,7 @@ class HookedCrate(ImageMixin, hooked.HookedModel):
     def W_pos(self) -> Float[Tensor, "pos d_model"]:
         """The position embeddings, CLS first if it is there."""
         if self.cfg.fourier:
-            positions: Any = self.pos_embed
-            return positions(self.cfg.grid)[0]
+            return self.pos_embed(self.cfg.grid)[0]
         return at_hand(self, "pos_embed")[0]
 
     def to_single_token(self, label: str) -> int:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Hashable, Iterator, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
@@ -52,10 +53,8 @@ def stacked(path: str) -> Any:
 
     It raises AttributeError for a weight that the layers do not have.
     """
-    part, name = path.split(".")
-    return property(
-        lambda model: torch.stack([getattr(getattr(block, part), name) for block in model.blocks])
-    )
+    read = attrgetter(path)
+    return property(lambda model: torch.stack([*map(read, model.blocks)]))
 
 
 class WeightsMixin:
@@ -146,9 +145,8 @@ class WeightsMixin:
         CRATE (the `b_in` of a sparse step, `W_in` and `W_out` of ISTA) are left out. Shapes are
         TransformerLens': W_Q `[head, d_model, d_head]`, W_in `[d_model, d_mlp]`.
         """
-        parts = {"": (self, _OF_MODEL)} | {
-            f"blocks.{layer}.": (block, _OF_BLOCK) for layer, block in enumerate(self.blocks)
-        }
+        parts: dict[str, Any] = {"": (self, _OF_MODEL)}
+        parts |= {f"blocks.{layer}.": (one, _OF_BLOCK) for layer, one in enumerate(self.blocks)}
         named = {
             f"{prefix}{part}.{name}": getattr(getattr(whole, part, None), name, None)
             for prefix, (whole, table) in parts.items()
@@ -205,9 +203,8 @@ class WeightsMixin:
         from transformer_lens.model_bridge.composition_scores import CompositionScores
         from transformer_lens.utilities.matrix import composition_scores
 
-        right = {"Q": self.QK, "K": self.QK.T, "V": self.OV}[
-            checks.one_of("mode", mode, ("Q", "K", "V"))
-        ]
+        checks.one_of("mode", mode, ("Q", "K", "V"))
+        right = {"Q": self.QK, "K": self.QK.T, "V": self.OV}[mode]
         scores = composition_scores(self.OV, right, broadcast_dims=True)
         layers = torch.arange(self.cfg.n_layers, device=scores.device)
         later = layers[:, None, None, None] < layers[None, None, :, None]

@@ -14,18 +14,12 @@ from crate_interp.probes.sparsity_probe import activity, sparsity
 from crate_interp.results.statistic import Statistic, described, title_of
 
 BUILT_IN: dict[str, Callable[..., Probe]] = {
-    "compression": compression,
-    "sparsity": sparsity,
-    "attention": attention,
-    "alignment": alignment,
-    "segmentation": segmentation,
-    "objective": objective,
-    "frames": frames,
-    "ranks": ranks,
-    "activity": activity,
-    "membership": membership,
-    "representatives": representatives,
-}
+    probe.__name__: probe
+    for probe in (
+        compression, sparsity, attention, alignment, segmentation, objective, frames, ranks,
+        activity, membership, representatives,
+    )
+}  # fmt: skip
 DEFAULT = ("compression", "sparsity", "attention", "alignment")
 # run by default too, on models that have their hook points: those of ToST and of CBT
 OF_MEMBERS = ("membership", "representatives")
@@ -60,10 +54,8 @@ def statistic(meta: Mapping[str, Any], name: str) -> Statistic:
     neither gets a title made from its name.
     """
     facts = meta["statistics"].get(name, ("", None, None, ""))
-    title, direction, column = (
-        meta.get("titles", {}).get(name) or _built_in_record(name, facts).labels
-    )
-    unit, low, high, how = facts
+    labels = meta.get("titles", {}).get(name) or _built_in_record(name, facts).labels
+    (title, direction, column), (unit, low, high, how) = labels, facts
     return Statistic(title, direction, unit, low, high, how, column)
 
 

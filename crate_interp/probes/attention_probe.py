@@ -2,7 +2,6 @@
 
 import math
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -229,8 +228,7 @@ def _measure_representatives(block: Block, acts: Acts, eps: float) -> dict[str, 
     contract = acts["attn.hook_contract"]
     answer = {"in_use": measures.representatives_in_use(contract)}
     answer["coverage"] = measures.contraction_coverage(contract)
-    attn: Any = block.attn
-    whole = attn.reading(contract)
+    whole = block.attn.reading(contract)
     for place, point in (("pre", "hook_resid_pre"), ("mid", "hook_resid_mid")):
         codes = layer_reading.stored_codes(block, acts, point)  # [batch, head, pos, d_head]
         answer[f"rate_{place}"] = measures.contracted_rate(codes, whole, eps).sum(dim=-1)

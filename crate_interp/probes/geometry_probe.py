@@ -72,9 +72,8 @@ def alignment(tokens: Tokens = "all", name: str = "alignment") -> Probe:
 
 
 def _measure(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
-    codes = layer_reading.picked(
-        layer_reading.orthonormal_codes(block, acts, "hook_resid_mid"), tokens, block, axis=2
-    )
+    codes = layer_reading.orthonormal_codes(block, acts, "hook_resid_mid")
+    codes = layer_reading.picked(codes, tokens, block, axis=2)
     z = layer_reading.picked(acts["hook_resid_mid"], tokens, block)
     return {"energy_head": energy_of_codes(codes, z).mean(dim=-2)}
 

@@ -44,9 +44,8 @@ class LayerActs(dict[str, Tensor]):
 
     def only(self, points: Iterable[str]) -> "LayerActs":
         """Returns the activations of some points; `made` and `of_weights` stay shared."""
-        return LayerActs(
-            {point: self[point] for point in points if point in self}, self.of_weights, self.made
-        )
+        own = {point: self[point] for point in points if point in self}
+        return LayerActs(own, self.of_weights, self.made)
 
 
 def n_special(block: Block) -> int:
@@ -85,8 +84,7 @@ def as_attention_reads(
     block: Block, z: Float[Tensor, "batch pos d_model"]
 ) -> Float[Tensor, "batch pos d_model"]:
     """Returns LN(z) by the norm before the layer's attention; hooks on this norm do not run."""
-    norm = getattr(block, around_attention(block)[1].split(".")[0])
-    return norm.plain(z)
+    return getattr(block, around_attention(block)[1].split(".")[0]).plain(z)
 
 
 @dataclass(frozen=True)
@@ -136,9 +134,8 @@ def stored_codes(
     block: Block, acts: Mapping[str, Tensor], point: str
 ) -> Float[Tensor, "batch head pos d_head"]:
     """Returns the codes Z U_k of all tokens Z at a point, with U_k as stored."""
-    u: Any = block.attn.U
     store: Store = getattr(acts, "of_weights", {})
-    return head_codes(acts[point], _once(store, "U", lambda: u.detach().contiguous()))
+    return head_codes(acts[point], _once(store, "U", lambda: block.attn.U.detach().contiguous()))
 
 
 def orthonormal_codes(

@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_interp.core import checks
-from crate_interp.core.run_options import tqdm
+from crate_interp.core import checks, run_options
 from crate_interp.measures import attention_map, attention_rollout, input_maps, pca_map
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hook_points import check_atoms, check_pattern
@@ -230,11 +229,10 @@ def windowed(
     """
     corners = _corners(model, images, stride)
     (height, width), patch = model.cfg.image_size, model.cfg.patch_size
-    seen = torch.zeros(
-        images.shape[2] // patch[0], images.shape[3] // patch[1], device=images.device
-    )
+    grid = [side // step for side, step in zip(images.shape[2:], patch, strict=True)]
+    seen = torch.zeros(grid, device=images.device)
     total: Tensor | None = None
-    for top, left in tqdm(corners, desc="windows", disable=not progress):
+    for top, left in run_options.tqdm(corners, desc="windows", disable=not progress):
         window = images[:, :, top : top + height, left : left + width]
         with torch.no_grad():
             _, cache = model.run_with_cache(window, names_filter=names, **model.full_options)

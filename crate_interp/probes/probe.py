@@ -89,9 +89,8 @@ class Probe:
     @property
     def records(self) -> dict[str, Statistic]:
         """Returns the record of each statistic, whether it was given as a record or as a tuple."""
-        return {
-            name: described(f"{self.name}.{name}", facts) for name, facts in self.statistics.items()
-        }
+        pairs = self.statistics.items()
+        return {name: described(f"{self.name}.{name}", facts) for name, facts in pairs}
 
 
 def with_settings(

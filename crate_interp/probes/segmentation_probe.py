@@ -131,17 +131,13 @@ def _measure(
     if not hasattr(block.attn.cfg, "n_special"):
         raise ValueError("the model reads text, which has no patches: give a model of images.")
     maps = head_maps(acts, n_special(block), query, scaled, cls_key)  # [batch, head, patch]
-    orders = torch.stack(
-        [random_order(maps.shape[-1], int(sample)) for sample in acts["sample"]]
-    ).to(maps.device)
-    own, others = (
-        Targets(acts[name], block.attn.cfg.patch_size) for name in ("masks", "other_masks")
-    )
+    orders = [random_order(maps.shape[-1], int(sample)) for sample in acts["sample"]]
+    order = torch.stack(orders)[:, None].to(maps.device)
+    patch = block.attn.cfg.patch_size
+    own, others = Targets(acts["masks"], patch), Targets(acts["other_masks"], patch)
     masks = {"mass": mass_mask(maps, mass), "top": top_mask(maps, fraction)}
     # except for ties, the mask of the shuffled map is the shuffled mask
-    shuffled = {
-        rule: mask.gather(2, orders[:, None].expand_as(mask)) for rule, mask in masks.items()
-    }
+    shuffled = {rule: mask.gather(2, order.expand_as(mask)) for rule, mask in masks.items()}
     answer: dict[str, Tensor] = {}
     levels = (("", masks, own), ("_random", shuffled, own), ("_other", masks, others))
     for (suffix, drawn, targets), rule, resolution in product(levels, RULES, RESOLUTIONS):

@@ -69,12 +69,9 @@ def loss_on(model: HookedModel, samples: Samples) -> Loss:
     if model.cfg.kind == "text":
         pos = samples.lengths or samples.read(samples.start, samples.start + 1).shape[1:]
         if min(pos) < 2:
-            raise ValueError(
-                "the windows have one token, and the loss needs a next token: give two tokens."
-            )
+            raise ValueError("the windows have one token, and the loss needs two: give more.")
         return Loss("tokens")
-    net: Any = model
-    labels, names, count = samples.labels, model.cfg.labels, net.W_U.shape[1]
+    labels, names, count = samples.labels, model.cfg.labels, model.W_U.shape[1]
     if not labels or None in labels:
         return Loss("answers")
     if samples.names is not None and not isinstance(labels[0], str):
@@ -101,24 +98,19 @@ def true_loss(model: HookedModel, samples: Samples, labels: Sequence[Any] | None
             raise ValueError("a language model is scored on its next tokens: give no labels.")
         given = getattr(labels, "tolist", lambda: list(labels))()
         if len(given) < samples.n:
-            raise ValueError(
-                f"there are {len(given)} labels for {samples.n} samples: give a label for each."
-            )
+            raise ValueError(f"{len(given)} labels for {samples.n} samples: give one for each.")
         samples = replace(samples, labels=given[: samples.n], names=None)
     loss = loss_on(model, samples)
     if loss.kind != "answers":
         return loss
-    net: Any = model
-    given, count = samples.labels, net.W_U.shape[1]
+    given, count = samples.labels, model.W_U.shape[1]
     what = "labels are missing"
     if given and None not in given:
         if samples.names is not None and isinstance(given[0], int):
             given = [samples.names[label] for label in given]
         known = [*(model.cfg.labels or ()), *range(count)]
-        good = [known.count(label) == 1 and not isinstance(label, bool) for label in given]
-        wrong = next(
-            (label for label, is_class in zip(given, good, strict=True) if not is_class), given[0]
-        )
+        bad = [one for one in given if known.count(one) != 1 or isinstance(one, bool)]
+        wrong = [*bad, given[0]][0]
         number = samples.start + given.index(wrong)
         what = f"the label {checks.quote(wrong)} of sample {number} is not one class of the model"
     raise ValueError(

@@ -1,7 +1,6 @@
 """Asks a question: opens the folder, says what the run takes, runs its passes, makes the result."""
 
 import math
-import os
 import shlex
 import sys
 import time
@@ -10,8 +9,6 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
-
-import torch
 
 from crate_interp.core import checks
 from crate_interp.core.pictures import quoted
@@ -143,8 +140,7 @@ def ask(question: experiment.Question, model: HookedModel, data: Data, options: 
     engine = ENGINES[checks.one_of("engine", options.engine, tuple(ENGINES))]
     check_model(model, getattr(question, "blocks", "blocks"))
     question, samples = question.opened(model, data, options)
-    facts = question.facts(model)
-    meta = data_meta(model, samples, options.batch_size) | facts
+    meta = data_meta(model, samples, options.batch_size) | question.facts(model)
     meta |= {"chunk_size": options.chunk_size}
     with ExitStack() as stack:
         chunks = InMemory(meta)
@@ -246,16 +242,13 @@ class Experiment:
                 done = {name: sum(one.count for one in blocks[name].values()) for name in totals}
                 words = [f"{name} {done[name]} of {total}" for name, total in totals.items()]
                 raise Missing(", ".join(words))
-            self.facts[step.name] = {
-                name: t for name, t in tables.items() if name in experiment.OF_A_CHUNK
-            }
+            kept = {name: tables[name] for name in tables if name in experiment.OF_A_CHUNK}
+            self.facts[step.name] = kept
             if self.chunks.shard.total > 1:
                 self._check_pictures(tables)
             if step.most is None:
                 self.facts_of(step.name)  # raises if no sample can be decoded
-            answers.append(
-                {name: t for name, t in tables.items() if name not in experiment.OF_A_CHUNK}
-            )
+            answers.append({name: tables[name] for name in tables if name not in kept})
         return answers[0] if isinstance(passes, experiment.Pass) else answers
 
     def facts_of(self, name: str) -> dict[str, Any]:

@@ -10,19 +10,11 @@ import torch
 from torch import Tensor
 
 from crate_hooks import full_name, read
-from crate_interp.core import checks
-from crate_interp.core.device_waits import sent
+from crate_interp.core import checks, device_waits
 from crate_interp.core.pictures import Undecodable
 from crate_interp.core.run_options import DEFAULTS, RunOptions
 from crate_interp.data import Data, Samples, open_data, open_text
-from crate_interp.data.samples import (
-    Found,
-    ImageReading,
-    Preprocess,
-    bad_ones,
-    grouped,
-    read_runs,
-)
+from crate_interp.data.samples import Found, ImageReading, Preprocess, bad_ones, grouped, read_runs
 from crate_interp.data.sources import table_named
 from crate_interp.data.streams import Stream, image_stream, is_stream, text_stream
 from crate_interp.measures.checks import all_finite
@@ -132,7 +124,7 @@ class Chunk:
                 )
             self.bad.update(found.bad)
             for piece in found.runs:
-                inputs = sent(piece.inputs, self.model.cfg.device)
+                inputs = device_waits.sent(piece.inputs, self.model.cfg.device)
                 _check_values(self.model, inputs, piece.start)
                 yield Batch(inputs, piece.start, piece.masks)
             self.advance(end - start)
@@ -193,19 +185,18 @@ def samples_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -
     if is_store(data):
         raise ValueError("only ci.sweep and ci.linear_probe take a store: give the store's data.")
     reader: Any = model  # has windows, or preprocess and preprocess_masks
-    given: Any = data
     if model.unit == "windows":
         if is_stream(data):
             samples = text_stream(data, reader.window_rows, options.limit).first_samples()
         else:
-            samples = open_text(given, reader.window_rows, options.limit, reader.to_tokens)
+            samples = open_text(data, reader.window_rows, options.limit, reader.to_tokens)
         for start, stop in ranges_of(samples, options.chunk_size):
             for run in read_runs(samples, start, stop).runs:
                 _check_values(model, run.inputs, run.start)
         return with_groups(samples, data, options)
     try:
         samples = open_data(
-            given, on_cpu(model), options.limit, reader.preprocess_masks,
+            data, on_cpu(model), options.limit, reader.preprocess_masks,
             skip_bad=options.skip_bad,
         )  # fmt: skip
     except Undecodable as error:
@@ -244,9 +235,8 @@ def data_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -> S
         return samples_of(model, data, options)
     if options.groups is not None:
         raise ValueError("groups= needs data with a length, but this is a stream.")
-    reader: Any = model
     if model.unit == "windows":
-        return text_stream(data, reader.window_rows, options.limit)
+        return text_stream(data, model.window_rows, options.limit)
     return image_stream(data, ImageReading(on_cpu(model), limit=options.limit))
 
 
@@ -256,9 +246,8 @@ def on_cpu(model: HookedModel) -> Preprocess:
     Worker processes cannot reach an accelerator. Each batch is moved to the accelerator before it
     is measured.
     """
-    reader: Any = model
     if torch.device(model.cfg.device).type == "cpu":
-        return reader.preprocess
+        return model.preprocess
     return lambda pictures: preprocess(model.cfg, pictures).to(model.cfg.dtype)
 
 

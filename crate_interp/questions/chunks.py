@@ -276,9 +276,7 @@ class InFolder(InMemory):
         try:
             return _opened(path)[1]
         except _UNREADABLE as error:
-            raise ValueError(
-                f"{str(path)!r} is damaged ({error}). Run the same command again."
-            ) from None
+            raise ValueError(f"{str(path)!r} is damaged ({error}). Run the call again.") from None
 
     def _sibling(self, step: Pass, block: Block) -> Block | None:
         try:  # another shard may have written it, or merged it with another

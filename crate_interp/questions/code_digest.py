@@ -226,9 +226,8 @@ class _Reader:
             return _hash("module", f"{library}: {module.__name__}".encode())
         every = {name for name, own in held.items() if not isinstance(own, types.ModuleType)}
         chosen = set(names) & held.keys() or {name for name in every if name[:2] != "__"}
-        return _hash_all(
-            "module", {name: self._named(name, held[name], names) for name in sorted(chosen)}
-        )
+        read = {name: self._named(name, held[name], names) for name in sorted(chosen)}
+        return _hash_all("module", read)
 
     def _network(self, module: nn.Module) -> bytes:
         """Reads weights, buffers, hooks and plain attributes of a module and of its parts."""

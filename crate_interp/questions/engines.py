@@ -94,8 +94,7 @@ def _batches(work: Work, tasks: Iterable[Task]) -> Iterator[tuple[Place, Any]]:
         for task in tasks:
             for start, stop in ranges_of(work.samples(task), work.options.batch_size):
                 rows = task.rows and task.rows[start - task.start : stop - task.start]
-                own = Task(task.number, start, stop, rows) if rows else task
-                yield own, start, stop
+                yield (Task(task.number, start, stop, rows) if rows else task), start, stop
 
     # torch warns if workers outnumber processors, and if a process with threads is forked
     with warnings.catch_warnings():

@@ -108,9 +108,7 @@ class Pass:
     def merged(self, mine: Tables, theirs: Tables, meta: Mapping[str, Any]) -> Tables:
         """Returns the merged tables of two neighbouring chunks; either may lack some tables."""
         rules = {**self.merge, **OF_A_CHUNK}
-        both = {
-            name: rules[name](mine[name], theirs[name], meta) for name in mine if name in theirs
-        }
+        both = {key: rules[key](mine[key], theirs[key], meta) for key in mine if key in theirs}
         return {**theirs, **mine, **both}
 
 

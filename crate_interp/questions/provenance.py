@@ -87,8 +87,7 @@ def data_meta(model: HookedModel, samples: Samples | Stream, batch_size: int) ->
 
 def edits(model: HookedModel) -> list[str]:
     """Returns edits that weights and config do not show: points with hooks, edited MLPs."""
-    points: Any = getattr(model, "hook_dict", {})
-    found = [name for name, point in points.items() if point.fwd_hooks]
+    found = [name for name, point in getattr(model, "hook_dict", {}).items() if point.fwd_hooks]
     for layer, block in enumerate(model.blocks):
         changed = getattr(getattr(block, "mlp", None), "edited", None) or {}
         found += [f"blocks.{layer}.mlp.{name}={value:g}" for name, value in changed.items()]

@@ -92,8 +92,7 @@ def _agree(out: Path, run: Mapping[str, Any]) -> dict[str, str]:
         more = f" (and {len(differences) - 3} more)" if differences[3:] else ""
         raise ValueError(
             f"{str(out)!r} holds a run with other settings: {'; '.join(differences[:3])}{more}. "
-            "Give the same settings to continue, another folder, or resume=False (--restart) to "
-            "start over."
+            "Give the same settings to continue, another folder, or resume=False (--restart)."
         )
     return began
 
@@ -120,9 +119,7 @@ def _difference(name: str, old: object, new: object) -> str:
     name = plain(name.replace("settings.settings.", "settings.").removeprefix("code."), 100)
     if all(str(one).startswith("sha256:") for one in (old, new)):
         return f"{name} has changed"
-    there, here = (
-        "absent" if one is _ABSENT else plain(checks.quote(one), 80) for one in (old, new)
-    )
+    there, here = ("absent" if x is _ABSENT else plain(checks.quote(x), 80) for x in (old, new))
     return f"{name} is {there} there and {here} here"
 
 

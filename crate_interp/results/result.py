@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pandas as pd
 
-from crate_interp.core import checks, safe_text
-from crate_interp.core.folders import locked, read_index, replacing
+from crate_interp.core import checks, folders, safe_text
 from crate_interp.results import result_files, sample_ranges
 from crate_interp.results.sample_ranges import GroupedSamples
 from crate_interp.stats.contrasts import FEWEST
@@ -79,7 +77,7 @@ class Result(GroupedSamples):
         """
         return self._table(name).copy()
 
-    def _table(self, name: str | None) -> Table:
+    def _table(self, name: str | None) -> Any:
         name = self.MAIN if name is None else name
         if name in self.stored:
             return self.stored[name]
@@ -121,9 +119,8 @@ class Result(GroupedSamples):
         return (f"Measured with edits: {', '.join([*edits][:4])}. " if edits else "") + few
 
     def _words(self) -> str:
-        return safe_text.plain(
-            f"{self.headline()} {self.caution()}", longest=2000
-        )  # headlines quote names
+        words = f"{self.headline()} {self.caution()}"  # headlines quote names
+        return safe_text.plain(words, longest=2000)
 
     def __repr__(self) -> str:
         others = [name for name in (*self.STORED, *self.DERIVED) if name != self.MAIN]
@@ -160,13 +157,11 @@ class Result(GroupedSamples):
 
         The LaTeX document needs the package booktabs.
         """
-        table = self._written(name).astype(object)
-        return table.map(_cell).to_latex(index=False, escape=True)
+        return self._written(name).astype(object).map(_cell).to_latex(index=False, escape=True)
 
     def _repr_html_(self) -> str:
-        return safe_text.notebook_view(
-            self._words(), safe_text.table_in_html(self._notebook_table())
-        )
+        table = safe_text.table_in_html(self._notebook_table())
+        return safe_text.notebook_view(self._words(), table)
 
     def _notebook_table(self) -> Table:
         """Returns the table that a notebook shows below the headline."""
@@ -185,7 +180,7 @@ class Result(GroupedSamples):
     def check_folder(cls, folder: str | Path) -> None:
         """Raises ValueError if `save` would refuse a folder because of the files in it."""
         path = Path(folder) / result_files.META
-        found = read_index(path).get("result")
+        found = folders.read_index(path).get("result")
         if os.path.lexists(path) and found != cls.KIND:
             found = safe_text.plain(found)
             what = f"the {result_files.META} of a result of kind {found!r}, which would be lost"
@@ -201,7 +196,7 @@ class Result(GroupedSamples):
         meta.json of another program.
         """
         self.check_folder(folder)
-        with replacing(folder, result_files.META, self._index()) as stage:
+        with folders.replacing(folder, result_files.META, self._index()) as stage:
             for name in (*self.STORED, *self.DERIVED):
                 path = stage / f"{name}.parquet"
                 self._table(name).to_parquet(path, index=False, compression="zstd")
@@ -213,10 +208,10 @@ class Result(GroupedSamples):
 
         If adding the files fails, the saved result stays. Raises ValueError as `save` does.
         """
-        with locked(folder):
+        with folders.locked(folder):
             self.save(folder)
             tables = [f"{name}.parquet" for name in self.tables]
-            with replacing(folder, result_files.META, self._index(), names=tables) as stage:
+            with folders.replacing(folder, result_files.META, self._index(), names=tables) as stage:
                 yield stage
 
     def _index(self) -> dict[str, Any]:
@@ -276,7 +271,17 @@ class Result(GroupedSamples):
             if shift and "sample" in rows:
                 rows = rows.assign(sample=rows["sample"] + shift)
             tables[name] = rule(self.stored[name], rows, self.meta)
-        return type(self)(tables, _merged_meta(self.meta, other.meta))
+        mine, theirs = self.meta, other.meta
+        meta = mine | {"data": sample_ranges.joined(mine["data"], theirs["data"])}
+        for name in ("n_samples", "seconds"):
+            if name in mine and name in theirs:
+                meta[name] = mine[name] + theirs[name]
+        if "counts" in mine:
+            one, two = mine["counts"], theirs["counts"]
+            meta["counts"] = {name: one.get(name, 0) + two.get(name, 0) for name in one | two}
+        if sample_ranges.different(mine["data"], theirs["data"]):
+            meta["disjoint"] = "not checked"
+        return type(self)(tables, meta)
 
 
 def _cell(value: Any) -> str:
@@ -306,19 +311,9 @@ def by(*keys: str) -> Merge:
         parts = [table for table in (mine, theirs) if len(table)] or [mine]
         rows = pd.concat(parts, ignore_index=True)
         present = [key for key in keys if key in rows]
-        # neighbouring chunks are in order already; sorting would copy them once more
-        if not present or _in_order(rows, present):
-            return rows
-        return rows.sort_values(present, kind="stable", ignore_index=True)
+        return rows.sort_values(present, kind="stable", ignore_index=True) if present else rows
 
     return merge
-
-
-def _in_order(rows: Table, keys: list[str]) -> bool:
-    """Tells whether rows are sorted by these columns; False unless they hold whole numbers."""
-    columns = [rows[key].to_numpy() for key in reversed(keys)]
-    whole = all(values.dtype.kind in "iu" for values in columns)
-    return whole and bool((np.lexsort(columns) == np.arange(len(rows))).all())
 
 
 def first(mine: Table, theirs: Table, meta: Mapping[str, Any]) -> Table:
@@ -334,16 +329,3 @@ def sums(*keys: str) -> Merge:
         return both.groupby(list(keys), sort=False, dropna=False, as_index=False).sum()
 
     return merge
-
-
-def _merged_meta(mine: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-    meta = mine | {"data": sample_ranges.joined(mine["data"], theirs["data"])}
-    for name in ("n_samples", "seconds"):
-        if name in mine and name in theirs:
-            meta[name] = mine[name] + theirs[name]
-    if "counts" in mine:
-        one, two = mine["counts"], theirs["counts"]
-        meta["counts"] = {name: one.get(name, 0) + two.get(name, 0) for name in one | two}
-    if sample_ranges.different(mine["data"], theirs["data"]):
-        meta["disjoint"] = "not checked"
-    return meta

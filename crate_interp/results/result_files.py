@@ -67,8 +67,7 @@ def read_tables(
     for file in differs(folder, {file: digests[file] for file in digests if file not in read}):
         if file.endswith(".parquet"):
             raise _foreign(folder / file, name, f"its digest is not the one in {META}")
-        words = f"{str(folder / file)!r} changed since this {name} was saved."
-        warnings.warn(words, stacklevel=4)
+        warnings.warn(f"{str(folder / file)!r} changed since this {name} was saved.", stacklevel=4)
     return tables
 
 

@@ -118,8 +118,7 @@ def table_of(moments: Mapping[str, Moments]) -> pd.DataFrame:
     """Returns the table "moments", a row per point: the fields of `Moments`, arrays as bytes."""
     rows = [(point, *vars(own).values()) for point, own in moments.items()]
     table: Any = pd.DataFrame(rows, columns=["point", *Moments.__dataclass_fields__])
-    arrays = {name: [*map(to_bytes, table[name])] for name in ("mean", "products")}
-    return table.assign(**arrays)
+    return table.assign(**{name: [*map(to_bytes, table[name])] for name in ("mean", "products")})
 
 
 MEANS: Rules = {"moments": _merged}

@@ -92,9 +92,8 @@ def load(
             # the commit of the config, since a branch may move in the meantime
             hub.fetch(repo, names[1], revision=file.parents[len(folder)].name, **options)
             source, revision = file.parent, None
-    return load_any(
-        source, family="sae", revision=revision, device=device, dtype=dtype, **options, **config
-    )
+    options |= config | {"revision": revision, "device": device, "dtype": dtype}
+    return load_any(source, family="sae", **options)
 
 
 def check_saes(model: Model, saes: Mapping[str, Coder]) -> None:

@@ -154,8 +154,7 @@ class SegmentResult(Result):
 
     def chosen(self) -> list[tuple[int, int]]:
         """Returns (layer, head) of each head that scores some image in most of its splits."""
-        table: Any = self._table("images")
-        places = table[["layer", "head"]].drop_duplicates().to_numpy().tolist()
+        places = self._table("images")[["layer", "head"]].drop_duplicates().to_numpy().tolist()
         return sorted((int(layer), int(head)) for layer, head in places)
 
     def named(self) -> str:

@@ -102,8 +102,7 @@ def segment(
     _ = model.cfg.known_grid  # raises if it is a guess
     model = model if size is None else cast(Any, model).resized(size)
     scaled, cls_key = checks.flag("scaled", scaled), checks.flag("cls_key", cls_key)
-    attention = model.cfg.facts["attention"]
-    probe = segmentation(mass, fraction, query, scaled, cls_key, attention)
+    probe = segmentation(mass, fraction, query, scaled, cls_key, model.cfg.facts["attention"])
     return ask(Segment(probe, untrained), model, data, run_options(segment, run))
 
 
@@ -146,8 +145,7 @@ class Segment(Question):
         blank = {"examples": pd.DataFrame(columns=_COLUMNS, dtype=object)}
         images = SegmentResult(tables | blank, run.facts_of("segment")).table("images")
         shown = partial(_examples, images=images, settings=settings)
-        rules = {"examples": first}
-        return tables | (yield Pass("examples", shown, rules, whole=True, masks=True))
+        return tables | (yield Pass("examples", shown, {"examples": first}, whole=True, masks=True))
 
     def noted(self, meta: dict[str, Any]) -> dict[str, Any]:
         """Returns the meta that the result keeps."""

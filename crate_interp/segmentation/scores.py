@@ -85,8 +85,7 @@ def score_table(result: Result) -> pd.DataFrame:
         ends = []
         for less in (0.0, bare):
             low, high = mean_interval(by_group(values - less, groups))
-            fixed = own.chosen(heads) - less
-            low[is_fixed], high[is_fixed] = over_splits(fixed, groups).ends
+            low[is_fixed], high[is_fixed] = over_splits(own.chosen(heads) - less, groups).ends
             ends += [low, high]
         table = table.assign(
             n=len(values), value=values.mean(axis=0), low=ends[0], high=ends[1],
@@ -106,9 +105,8 @@ def head_table(result: Result) -> pd.DataFrame:
     parts, (_, groups) = [], _judged(result)
     for rule, resolution, models, twins in _scores(result):
         layer, head = np.indices(models[0].heads.shape[1:]).reshape(2, -1)
-        flat, random, other, *untrained = (
-            scores.heads.reshape(-1, layer.size) for scores in (*models, *twins)
-        )
+        every = (*models, *twins)
+        flat, random, other, *untrained = (one.heads.reshape(-1, layer.size) for one in every)
         low, high = mean_interval(by_group(flat, groups))
         columns = {
             "rule": rule, "resolution": resolution, "layer": layer, "head": head,

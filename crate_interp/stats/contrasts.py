@@ -110,8 +110,7 @@ def contrast(
     parts = np.stack(variances)
     more = np.array([[len(values) - 1] for values in groups.values()], dtype=float)
     total, terms = parts.sum(axis=0), (parts**2 / more).sum(axis=0)
-    fewest = np.full(value.shape, more.min())
-    freedom = np.divide(total**2, terms, where=terms > 0, out=fewest)
+    freedom = np.divide(total**2, terms, where=terms > 0, out=np.full(value.shape, more.min()))
     # without this limit, intervals from two samples would contain the true value in only 87 % of
     # cases
     of_samples = np.where(np.asarray(variance) > 0, np.asarray(samples) - 1, np.inf)

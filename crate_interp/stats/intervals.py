@@ -28,9 +28,8 @@ def student_interval(
     from scipy.special import stdtrit
 
     n = np.asarray(n)
-    half = stdtrit(np.maximum(n - 1, 1), (1 + bootstrap.CONFIDENCE) / 2) * np.where(
-        n > 1, error, np.nan
-    )
+    quantile = stdtrit(np.maximum(n - 1, 1), (1 + bootstrap.CONFIDENCE) / 2)
+    half = quantile * np.where(n > 1, error, np.nan)
     return mean - half, mean + half
 
 
@@ -46,9 +45,8 @@ def interval_of_sums(sums: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.nda
         between, cross, sizes, groups = (sums[name].to_numpy(float) for name in contrasts.OF_GROUPS)
         off = np.maximum(between - 2 * mean * cross + mean**2 * sizes, 0)  # sum_g (S_g - n_g m)^2
         error = np.sqrt(off * groups / np.maximum(groups - 1, 1)) / n
-        return mean, *student_interval(
-            mean, np.where(groups < contrasts.FEWEST, np.nan, error), groups
-        )
+        error = np.where(groups < contrasts.FEWEST, np.nan, error)
+        return mean, *student_interval(mean, error, groups)
     variance = np.maximum(squares - total * mean, 0) / np.maximum(n - 1, 1)
     return mean, *student_interval(mean, np.sqrt(variance / n), n)
 

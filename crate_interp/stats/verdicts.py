@@ -140,8 +140,7 @@ def decide(
         else:
             reason = f"within its bounds, but not shown to be better than {' and '.join(failed)}"
         reasons.append(reason)
-    p = np.minimum(np.minimum(kept, broken), 1.0)
-    return {"p": p, "verdict": verdict, "reason": reasons}
+    return {"p": np.minimum(np.minimum(kept, broken), 1.0), "verdict": verdict, "reason": reasons}
 
 
 def of_interval(low: float, high: float, bounds: Bounds) -> str:

@@ -202,12 +202,10 @@ def _of_batch(
     def add_answers(place: dict[str, Any], mix: float, hooks: list[Any]) -> None:
         with torch.no_grad():
             logits: Any = model.run_with_hooks(batch.inputs, fwd_hooks=[*hooks, last])
-        what = f"with {mix} of {place['replacement']!r}"
-        loss, right = _scored(question, batch, logits, what)
-        away, length = (
-            torch.linalg.vector_norm(x, dim=(1, 2)) for x in (end["stream"] - stream, stream)
-        )
-        add("answers", place | {"mix": mix}, loss=loss, right=right, change=away / length)
+        loss, right = _scored(question, batch, logits, f"with {mix} of {place['replacement']!r}")
+        size = partial(torch.linalg.vector_norm, dim=(1, 2))
+        change = size(end["stream"] - stream) / size(stream)
+        add("answers", place | {"mix": mix}, loss=loss, right=right, change=change)
 
     add("unchanged", {}, loss=loss, right=right)
     for step in question.steps:
@@ -230,8 +228,7 @@ def _of_batch(
         place = {"replacement": step.name, "layer": ALL}
         slopes = torch.stack(total).sum(dim=0)
         add("samples", place, slope=slopes[0], added=slopes[1])
-        together = sum(random[step.name, layer] for layer in layers)
-        random[step.name, ALL] = torch.as_tensor(together)
+        random[step.name, ALL] = torch.as_tensor(sum(random[step.name, layer] for layer in layers))
         for mix in question.mixes:
             hooks = surgical.replacement_hooks(model, [step], layers, mix, question.eps)
             add_answers(place, mix, hooks)
@@ -239,8 +236,7 @@ def _of_batch(
 
 def _scored(question: Surgery, batch: Batch, logits: Tensor, what: str) -> tuple[Tensor, Tensor]:
     """Returns loss and right answers of a batch. what: the step that gave them, for an error."""
-    numbers = range(batch.start, batch.last + 1)
-    wanted = question.loss.right_answers(logits, batch.inputs, numbers)
+    wanted = question.loss.right_answers(logits, batch.inputs, range(batch.start, batch.last + 1))
     loss = losses(logits.double(), wanted)
     _check(loss, f"the loss {what}")
     return loss, hits(logits, wanted)

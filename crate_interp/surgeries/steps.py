@@ -50,9 +50,7 @@ class Step:
 
 
 def any_step(
-    what: Replacement,
-    name: str = "replacement",
-    choices: Sequence[str] = (*ATTENTION, SOLUTION),
+    what: Replacement, name: str = "replacement", choices: Sequence[str] = (*ATTENTION, SOLUTION)
 ) -> Step:
     """Returns the step for a name or a number of proximal steps.
 
@@ -130,15 +128,10 @@ def replaced(
     steps += [] if sparse is None else [any_step(sparse, "sparse", [SOLUTION])]
     if not steps:
         raise ValueError("there is nothing to replace: give attention= or sparse=.")
-    count = len(model.blocks)
-    several = isinstance(layers, (list, tuple, range, set))
-    chosen = list(range(count)) if layers is None else list(layers) if several else []
-    if not chosen or not all(checks.is_int(layer) and 0 <= layer < count for layer in chosen):
-        raise ValueError(f"layers={layers!r}: give layers from 0 to {count - 1}, or None for all.")
+    chosen = checks.numbers("layers", layers, len(model.blocks))
     check_steps(model, steps, chosen)
     share, eps = check_mix(mix), checks.positive("eps", eps)
-    hooks: Any = replacement_hooks(model, steps, sorted(set(chosen)), share, eps)
-    with model.hooks(hooks):
+    with model.hooks(replacement_hooks(model, steps, chosen, share, eps)):
         yield model
 
 
@@ -197,9 +190,8 @@ def _attention(
     else:
         update = -measures.neumann_gradient(z, u, eps)
     # per sample to the length of the layer's own update; an update of 0 stays 0
-    length, right = (
-        torch.linalg.vector_norm(x.double(), dim=(1, 2), keepdim=True) for x in (update, own)
-    )
+    norm = partial(torch.linalg.vector_norm, dim=(1, 2), keepdim=True)
+    length, right = norm(update.double()), norm(own.double())
     return (update.double() * (right / length.where(length > 0, 1.0))).to(own.dtype)
 
 

@@ -12,8 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from crate_interp.config.families import entry_word
-from crate_interp.core import checks
-from crate_interp.core.device_waits import fetched
+from crate_interp.core import checks, device_waits
 from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.data.streams import Stream
@@ -71,7 +70,7 @@ def layer_sums(
         "token": indices,
         "together": on.float().T @ on.float() if together else flat.new_zeros(0),
     }
-    arrays = (part.numpy() for part in fetched(list(sums.values())))
+    arrays = (part.numpy() for part in device_waits.fetched(list(sums.values())))
     found = dict(zip(sums, arrays, strict=True))
     samples, tokens = np.divmod(found["token"].astype(np.int64), pos)
     return found | {"n_tokens": len(flat), "sample": samples + first, "token": tokens}
@@ -108,8 +107,7 @@ def tables_of_sums(sums: Mapping[int, LayerSums]) -> dict[str, pd.DataFrame]:
     for layer, own in sorted(sums.items()):
         columns: dict[str, Any] = {"layer": layer, "atom": np.arange(len(own["on"]))}
         columns |= {name: own[name] for name in (*_ADDED, "largest")}
-        bins = dict(zip(_BINS, own["octaves"], strict=True))
-        tables["sums"].append(pd.DataFrame(columns | bins))
+        tables["sums"].append(pd.DataFrame(columns | dict(zip(_BINS, own["octaves"], strict=True))))
         rank, atom = np.indices(own["value"].shape)
         columns = {"layer": layer, "atom": atom.T.ravel(), "rank": rank.T.ravel()}
         top: Any = pd.DataFrame(columns | {name: own[name].T.ravel() for name in TOP[3:]})
@@ -207,12 +205,7 @@ class AtomResult(Result):
 
     KIND = "atoms"
     MAIN = "atoms"
-    STORED = {
-        "sums": merged_sums,
-        "top": merged_top,
-        "pairs": merged_pairs,
-        "weights": first,
-    }
+    STORED = {"sums": merged_sums, "top": merged_top, "pairs": merged_pairs, "weights": first}
     DERIVED = {"atoms": _atoms, "layers": _layers}
 
     def layers(self) -> pd.DataFrame:
@@ -324,8 +317,7 @@ def atoms(
     Raises:
         ValueError: As `ci.sweep` does, and for a layer that does not exist.
     """
-    question = Atoms(top, coactivation, layers, dense)
-    return ask(question, model, data, run_options(atoms, run))
+    return ask(Atoms(top, coactivation, layers, dense), model, data, run_options(atoms, run))
 
 
 @dataclass(frozen=True)
@@ -345,11 +337,11 @@ class Atoms(Question):
         if not checks.is_number(self.dense) or not 0 <= self.dense <= 1:
             raise ValueError(f"dense={self.dense!r}: give a share from 0 to 1.")
         check_atoms(model.cfg, "atoms")
-        return replace(self, layers=_chosen(self.layers, len(model.blocks)))
+        return replace(self, layers=checks.numbers("layers", self.layers, len(model.blocks)))
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
         """Returns what run.json and meta record of the question."""
-        chosen = _chosen(self.layers, len(model.blocks))
+        chosen = checks.numbers("layers", self.layers, len(model.blocks))
         facts = {"top": int(self.top), "coactivation": self.coactivation, "layers": chosen}
         return {"settings": facts | {"point": CODE, "dense": float(self.dense)}}
 
@@ -378,11 +370,3 @@ def atom_tables(chunk: Chunk, settings: Mapping[str, Any]) -> Tables:
         weights.append((layer, *facts))
     table = pd.DataFrame(weights, columns=["layer", "coherence", "condition"])
     return {**tables_of_sums(sums), "weights": table}
-
-
-def _chosen(layers: Sequence[int] | None, count: int) -> list[int]:
-    every = range(count)
-    chosen = list(every if layers is None else layers if isinstance(layers, Sequence) else [])
-    if not chosen or not all(checks.is_int(layer) and 0 <= layer < count for layer in chosen):
-        raise ValueError(f"layers={layers!r}: give layers from 0 to {count - 1}.")
-    return sorted({int(layer) for layer in chosen})

@@ -98,9 +98,7 @@ def _change(
     before = first.to_numpy(float)
     with np.errstate(divide="ignore", invalid="ignore"):  # a stream of zeros has no rate
         share = np.where(before != 0, after / before - 1, np.nan)
-    was, now, mean = (
-        pd.DataFrame(table).mean().to_numpy(float) for table in (before, after, share)
-    )
+    was, now, mean = (pd.DataFrame(one).mean().to_numpy(float) for one in (before, after, share))
     ends = student_interval(mean, *mean_error(result.by_group(share, first.index)))
     return Change(np.asarray(layers), was, now, mean, *ends, result.few)
 

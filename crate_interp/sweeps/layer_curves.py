@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from crate_interp.core import checks
-from crate_interp.core.safe_text import plain
+from crate_interp.core import checks, safe_text
 from crate_interp.probes import statistic
 from crate_interp.results.result import Result, as_text, model_name
 from crate_interp.results.sample_ranges import counted
@@ -50,8 +49,7 @@ def names(result: "SweepResult") -> list[str]:
     """Returns all names "probe.statistic" of a result, in the order of measurement."""
     tables = (result.table(name)[["probe", "statistic"]] for name in ("layers", "heads"))
     pairs = pd.concat(tables).drop_duplicates().to_numpy().tolist()
-    order = list(result.meta["statistics"])
-    return sorted(map(".".join, pairs), key=order.index)
+    return sorted(map(".".join, pairs), key=list(result.meta["statistics"]).index)
 
 
 def curve(result: "SweepResult", statistic: str) -> Curve:
@@ -204,7 +202,7 @@ def _cells(
 
 def heading(result: "SweepResult", untrained: Sequence["SweepResult"], data: str) -> str:
     """Returns a line that says what was measured, on which data, and what the brackets hold."""
-    of = f" of {plain(data)}" if data else ""
+    of = f" of {safe_text.plain(data)}" if data else ""
     seen = max((twin.meta["n_samples"] for twin in untrained), default=0)
     copies = f"mean of {len(untrained)} untrained copies on the first {seen}"
     beside = f"; in brackets, the {copies}" if untrained else ""

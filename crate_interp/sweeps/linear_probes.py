@@ -82,8 +82,7 @@ def linear_probe(
         ValueError: If labels are missing, if there are fewer than two classes, or if a class has
             too few samples to split.
     """
-    question = LinearProbe(pool, test, seed, labels)
-    return ask(question, model, data, run_options(linear_probe, run))
+    return ask(LinearProbe(pool, test, seed, labels), model, data, run_options(linear_probe, run))
 
 
 @dataclass(frozen=True)
@@ -105,9 +104,8 @@ class LinearProbe(Question):
         checks.count("seed", self.seed, least=0)
         if not checks.is_number(self.test) or not 0 < self.test <= 0.5:
             raise ValueError(f"test={self.test}: give a share above 0 and at most 0.5.")
-        pool = self.pool or (
-            "cls" if model.has_cls else "last" if model.cfg.kind == "text" else "mean"
-        )
+        usual = "last" if model.cfg.kind == "text" else "mean"
+        pool = self.pool or ("cls" if model.has_cls else usual)
         if pool not in POOLS or (pool == "cls" and not model.has_cls):
             known = f"{', '.join(POOLS)}; 'cls' needs a model with a CLS token"
             raise ValueError(f"pool={pool!r}: give one of {known}.")
@@ -207,8 +205,7 @@ def input_features(
     if inputs.is_floating_point():
         side = max(1, math.isqrt(width // inputs.shape[1]))
         grid = (min(side, inputs.shape[2]), min(side, inputs.shape[3]))
-        means = torch.nn.functional.adaptive_avg_pool2d(inputs.float(), grid)
-        return means.flatten(1)[:, :width]
+        return torch.nn.functional.adaptive_avg_pool2d(inputs.float(), grid).flatten(1)[:, :width]
     ids = inputs[:, -1:] if pool == "last" else inputs
     return torch.nn.functional.one_hot(ids.long() % width, width).float().mean(dim=1)
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from crate_hooks import full_name
-from crate_interp.core import checks
-from crate_interp.core.device_waits import hoping
+from crate_interp.core import checks, device_waits
 from crate_interp.core.pictures import Undecodable
 from crate_interp.core.run_options import Run, RunOptions, run_options
 from crate_interp.data import Data, Samples, forms
@@ -141,8 +140,7 @@ def sweep_pass(
     """Returns a pass that measures probes."""
     measure = partial(_measured, probes=list(probes), controls=controls)
     masks = any(item.masks for item in probes)
-    rules = SweepResult.STORED
-    return Pass(name, measure, rules, masks=masks, blocks=blocks, forward=forward)
+    return Pass(name, measure, SweepResult.STORED, masks=masks, blocks=blocks, forward=forward)
 
 
 def _measured(chunk: batches.Chunk, probes: list[Probe], controls: int) -> Tables:
@@ -165,7 +163,7 @@ def _measured(chunk: batches.Chunk, probes: list[Probe], controls: int) -> Table
                 controlled = merged_controls(controlled, more, {})
             else:
                 untrained = None  # frees the twin's memory for the remaining batches
-                numbers = hoping(partial(measuring.measure_batch, *how), batch.inputs)
+                numbers = device_waits.hoping(partial(measuring.measure_batch, *how), batch.inputs)
             tally.add(numbers, probes, batch.start)
     if weight_mark(chunk.model) != mark:
         where = f"samples {samples.start} to {samples.start + samples.n - 1}"
@@ -187,8 +185,7 @@ def _masks(chunk: batches.Chunk, batch: batches.Batch) -> dict[str, Tensor]:
         return {}
     others = torch.cat([batch.masks[1:], chunk.after(batch.last, read)])
     values = (batch.masks, others, torch.arange(batch.start, batch.last + 1))
-    device = batch.inputs.device
-    return {name: value.to(device) for name, value in zip(MASKS, values, strict=True)}
+    return {name: value.to(batch.inputs.device) for name, value in zip(MASKS, values, strict=True)}
 
 
 def fitting(probes: Probes, model: HookedModel | DecoderView, blocks: str) -> list[Probe]:
@@ -289,8 +286,7 @@ def _numbers(
 
 def _check(cache: CrateCache, probes: list[Probe]) -> None:
     """Raises an error for a cache that has not all tokens and points for the probes."""
-    model: Any = cache.model
-    layers = range(len(model.blocks))
+    layers = range(len(cache.model.blocks))
     points = [(point, layer) for item in probes for point in item.points for layer in layers]
     points += [("hook_resid_post", -1)] if any(item.final for item in probes) else []
     for point, layer in points:
@@ -298,10 +294,10 @@ def _check(cache: CrateCache, probes: list[Probe]) -> None:
     shapes = {name: act.shape for name, act in cache.cache_dict.items() if name[:7] == "blocks."}
     patterns = [shape[-2:] for name, shape in shapes.items() if name.endswith("attn.hook_pattern")]
     streams = {shape[1] for name, shape in shapes.items() if "hook_resid_" in name}
-    fixed = model.cfg.kind == "vision" and not model.cfg.interpolate_pos
+    fixed = cache.model.cfg.kind == "vision" and not cache.model.cfg.interpolate_pos
     if (
         any(query != key for query, key in patterns)
         or len(streams) > 1
-        or (fixed and streams - {model.cfg.n_ctx})
+        or (fixed and streams - {cache.model.cfg.n_ctx})
     ):
         raise ValueError("the cache holds some of the tokens only: cache without pos_slice.")

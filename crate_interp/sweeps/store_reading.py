@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from crate_hooks import full_name
-from crate_interp.core.files import digest
-from crate_interp.core.folders import read_index
+from crate_interp.core import files, folders, safe_text
 from crate_interp.core.run_options import RunOptions
-from crate_interp.core.safe_text import plain
 from crate_interp.data import Data, Samples
 from crate_interp.data.samples import first
 from crate_interp.data.streams import Stream
@@ -70,19 +68,19 @@ def open_store(folder: str | Path) -> "datasets.Dataset":
     from datasets.table import MemoryMappedTable, concat_tables
 
     out, tables = Path(folder), []
-    if read_index(out / RUN).get("kind") == "store" and not (out / "meta.json").exists():
+    if folders.read_index(out / RUN).get("kind") == "store" and not (out / "meta.json").exists():
         raise ValueError(f"the store in {str(out)!r} is not finished: repeat the ci.store call.")
     index = ActivationStore.load(out)
     meta, hashed = index.meta, index.digest()
     try:
         for row in index.table().itertuples():
             path = out / CHUNKS / str(row.file)
-            if digest(path) != row.sha256:
+            if files.digest(path) != row.sha256:
                 raise ValueError(f"{path.name!r} has changed since it was written")
             tables.append(MemoryMappedTable.from_file(str(path)))
         features = datasets.Features.from_arrow_schema(tables[0].schema)
     except (OSError, ValueError) as error:  # these include pyarrow's errors
-        words = f"damaged: {plain(error, 300)}. Repeat the same ci.store call"
+        words = f"damaged: {safe_text.plain(error, 300)}. Repeat the same ci.store call"
         raise ValueError(f"the store in {str(out)!r} is {words}.") from None
     names = ("model", "model_digest", "points", "stored", "dtype", "data", "unit")
     facts = {"crate_interp": "store", **{name: meta[name] for name in names}, "hash": hashed}

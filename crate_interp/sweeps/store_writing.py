@@ -10,6 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -33,7 +34,6 @@ from crate_interp.sweeps.sweep_tables import numbered
 
 if TYPE_CHECKING:
     import datasets
-    import pyarrow as pa
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 _HIGHEST = 65504  # the largest finite number of float16
@@ -102,8 +102,7 @@ class Store(Question):
     def settled(self, model: HookedModel, samples: Samples) -> "Store":
         """Refuses invalid requests, and fills in what model and samples decide."""
         checks.one_of("dtype", self.stored, tuple(DTYPES))
-        names = model.matching_points(self.points)
-        shapes, forward = _tried(model, samples, names)
+        shapes, forward = _tried(model, samples, model.matching_points(self.points))
         features = store_reading.features_of(shapes, self.stored, samples.labels)
         return replace(self, shapes=shapes, forward=forward, features=features)
 
@@ -115,21 +114,17 @@ class Store(Question):
 
     def plan(self, run: Experiment) -> Plan:
         """Yields the passes, and returns the tables of the result."""
-        folder: Any = run.chunks.out
-        if folder is None:
+        if run.chunks.out is None:
             raise ValueError("ci.store has no dry run: it says what it will write before it does.")
         if not run.options.resume:
-            folders.discard(folder, META)  # removes the index of files that no longer exist
+            folders.discard(run.chunks.out, META)  # removes the index of files that no longer exist
         if run.options.progress:
-            free = store_reading.size_of(shutil.disk_usage(folder).free)
-            note(f"{folder}: {_size(run, self)}; {free} are free.")
-        measure = partial(_written, folder=folder / CHUNKS, store=self)
-        check = partial(_intact, folder / CHUNKS)
-        return (
-            yield Pass(
-                _STAGE, measure, store_reading.ActivationStore.STORED, intact=check, apart=True
-            )
-        )
+            free = store_reading.size_of(shutil.disk_usage(run.chunks.out).free)
+            note(f"{run.chunks.out}: {_size(run, self)}; {free} are free.")
+        measure = partial(_written, folder=run.chunks.out / CHUNKS, store=self)
+        check = partial(_intact, run.chunks.out / CHUNKS)
+        rules = store_reading.ActivationStore.STORED
+        return (yield Pass(_STAGE, measure, rules, intact=check, apart=True))
 
 
 def _tried(
@@ -180,17 +175,15 @@ def _intact(folder: Path, tables: Tables) -> bool:
 
 def _written(chunk: Chunk, folder: Path, store: Store) -> Tables:
     """Writes the Arrow file of a chunk, a batch of rows after the other."""
-    import pyarrow as pa
+    from datasets.arrow_writer import ArrowWriter
 
     path, samples = folder / f"{_STAGE}-{chunk.number:06d}.arrow", chunk.samples
-    schema = store.features.arrow_schema
 
     def writer(part: Path) -> None:
-        with open(part, "wb") as file, pa.ipc.new_stream(file, schema) as stream:
+        with ArrowWriter(features=store.features, path=str(part)) as stream:
             for batch in chunk.batches():
-                rows = _rows(chunk, batch, store)
-                columns = [_column(rows[field.name], field.type) for field in schema]
-                stream.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+                stream.write_batch(_rows(chunk, batch, store))
+            stream.finalize()
         flush(part)
 
     check_regular(path)
@@ -199,24 +192,9 @@ def _written(chunk: Chunk, folder: Path, store: Store) -> Tables:
             os.replace(path, path.with_name(f"{path.name}.{digest(path)[7:19]}.damaged"))
         write(path, writer)
     row = {"chunk": chunk.number, "file": path.name, "sha256": digest(path)}
-    row |= {"bytes": path.stat().st_size}
-    row |= {"start": samples.start, "stop": samples.start + samples.n}
+    size = path.stat().st_size
+    row |= {"bytes": size, "start": samples.start, "stop": samples.start + samples.n}
     return {"files": pd.DataFrame([row])}
-
-
-def _column(values: Any, kind: "pa.DataType") -> "pa.Array":
-    """Returns the rows of a column as an Arrow array."""
-    import pyarrow as pa
-    from datasets.features.features import numpy_to_pyarrow_listarray
-
-    if not isinstance(values, Tensor):
-        return pa.array(values, type=kind, from_pandas=True)
-    if values.ndim == 1:
-        return pa.array(values.numpy())
-    if values.ndim == 2:
-        flat = pa.array(values.reshape(-1).numpy())
-        return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
-    return pa.ExtensionArray.from_storage(kind, numpy_to_pyarrow_listarray(values.numpy()))
 
 
 def _rows(chunk: Chunk, batch: Batch, store: Store) -> dict[str, Any]:
@@ -225,7 +203,7 @@ def _rows(chunk: Chunk, batch: Batch, store: Store) -> dict[str, Any]:
     Raises ValueError for samples of another size than the first, for NaN, and for finite numbers
     that become infinite in float16.
     """
-    rows: dict[str, Any] = {store_reading.SAMPLE: torch.arange(batch.start, batch.last + 1)}
+    rows: dict[str, Any] = {store_reading.SAMPLE: np.arange(batch.start, batch.last + 1)}
     rows[store_reading.INPUT] = store_reading.input_digests(run_layers, batch.inputs)
     if chunk.samples.labels is not None:
         first = batch.start - chunk.samples.start
@@ -241,5 +219,5 @@ def _rows(chunk: Chunk, batch: Batch, store: Store) -> dict[str, Any]:
         if wrong.any():
             bad = numbered(wrong.cpu().numpy(), batch.start)
             raise ValueError(f"{name} is NaN or too large for {store.stored} in samples {bad}.")
-        rows[name] = value.to(DTYPES[store.stored]).cpu()
+        rows[name] = value.to(DTYPES[store.stored]).cpu().numpy()
     return rows

@@ -91,9 +91,8 @@ class Tally:
 
     def totals(self) -> dict[str, int | float]:
         """Returns the totals of counted statistics, whole numbers as integers."""
-        return {
-            name: int(value) if value.is_integer() else value for name, value in self.counts.items()
-        }
+        pairs = self.counts.items()
+        return {name: int(value) if value.is_integer() else value for name, value in pairs}
 
     def add_weights(self, probe: str, layer: int, answer: dict[str, Tensor]) -> None:
         """Adds a probe's numbers for a layer's weights, tensors of shape `[]` or `[head]`."""

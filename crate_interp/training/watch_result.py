@@ -292,5 +292,4 @@ class WatchResult(Result):
         return f"{self.meta['model'] or 'a model'} on {where}: {words}.{lost}"
 
     def _notebook_table(self) -> pd.DataFrame:
-        changes: Any = self._table("changes")
-        return changes.sort_values("p", kind="stable").head(20)
+        return self._table("changes").sort_values("p", kind="stable").head(20)

@@ -93,9 +93,8 @@ class Watch:
             # a wide tolerance: another device or precision does not make it another training
             if was.shape != found.shape or not np.allclose(was, found, 1e-2, 1e-4, equal_nan=True):
                 raise ValueError(
-                    f"{self.out} holds another training: at step {self.now} its {name} differ from "
-                    "the model's. Give another out, the start= of the model's checkpoint, or "
-                    "resume=False."
+                    f"{self.out} holds another training: at step {self.now} its {name} differ. "
+                    "Give another out, the start= of the model's checkpoint, or resume=False."
                 )
 
     def __exit__(self, kind: type | None, *error: object) -> None:

@@ -106,9 +106,8 @@ def resample(
     def value(tensor: Tensor, hook: Any) -> Tensor:
         count, batch = len(source), len(tensor)
         generator = torch.Generator().manual_seed(int(seed))
-        if (
-            count == batch and batch > 1
-        ):  # samples are put in a random circle, and each gets the next sample
+        if count == batch and batch > 1:
+            # samples are put in a random circle, and each gets the next sample
             order = torch.randperm(batch, generator=generator)
             drawn = torch.empty_like(order)
             drawn[order] = order.roll(1)
@@ -232,9 +231,8 @@ def noise(
     arguments.require_seed(seed)
 
     def value(tensor: Tensor, hook: Any) -> Tensor:
-        drawn = torch.randn(
-            tensor.shape, generator=torch.Generator().manual_seed(int(seed)), dtype=torch.float32
-        )
+        generator = torch.Generator().manual_seed(int(seed))
+        drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
         return tensor + std * drawn.to(tensor)
 
     return edited(value, heads, atoms, positions)

@@ -30,9 +30,7 @@ def edited(
             count = tensor.shape[axis]
             wrong = [number for number in numbers if not -count <= number < count]
             if wrong:
-                raise ValueError(
-                    f"{name}={wrong[0]}: {at(hook)} has {name} 0 to {count - 1}: give one of these."
-                )
+                raise ValueError(f"{name}={wrong[0]}: {at(hook)} has {name} 0 to {count - 1}.")
             on = torch.zeros(count, dtype=torch.bool, device=tensor.device)
             on[list(numbers)] = True
             mask = mask & on.view(-1, *[1] * (tensor.ndim - 1 - axis))
@@ -57,8 +55,7 @@ def _axis(name: str, tensor: Tensor, hook: Any) -> int:
         "positions": "[batch, pos, ...]",
     }[name]
     raise ValueError(
-        f"{at(hook)} is {list(tensor.shape)} and has no {name}: put the edit on a point with axes "
-        f"{wanted}."
+        f"{at(hook)} is {list(tensor.shape)} and has no {name}: give a point with axes {wanted}."
     )
 
 
@@ -98,8 +95,7 @@ def require_source(source: Tensor) -> None:
     if not isinstance(source, Tensor) or source.ndim < 2 or not len(source):
         raise ValueError(
             f"source is {described(source)}: give the activations at the point in another run, "
-            "such as cache[...], "
-            "with the batch first."
+            "such as cache[...], with the batch first."
         )
 
 

@@ -83,9 +83,7 @@ def every_layer(
     try:
         indices = layer_numbers(model, blocks) if layers is None else list(layers)
     except AttributeError:
-        raise KeyError(
-            f"the model itself has no {blocks}: give one of its towers, such as model.visual."
-        ) from None
+        raise KeyError(f"the model has no {blocks}: give a tower, such as model.visual.") from None
     names = [full_name(point, layer, blocks) for layer in indices for point in wanted]
     for name in names:
         try:

@@ -21,6 +21,7 @@ BLOCK = {
     "0.fn.to_out.0.weight": "attn.out_proj.weight",
     "1.norm.*": "ln2.*",
 }
+_ISTA_BLOCK = BLOCK | {"0.fn.to_out.0.bias": "attn.out_proj.bias", "1.fn.weight": "mlp.D"}
 # sizes that the files of all torch classifiers, CRATE and CRATE-alpha, reveal
 SIZES: dict[str, tuple[str | None, ...]] = {
     "transformer.layers.0.0.fn.qkv.weight": ("inner", "d_model"),
@@ -66,9 +67,7 @@ CRATE = Layout(
         "to_patch_embedding.2.*": "embed.proj.*",
         "to_patch_embedding.3.*": "embed.norm_token.*",
     },
-    stacks=(
-        Stack(LAYER, BLOCK | {"0.fn.to_out.0.bias": "attn.out_proj.bias", "1.fn.weight": "mlp.D"}),
-    ),
+    stacks=(Stack(LAYER, _ISTA_BLOCK),),
     sizes=SIZES | {"transformer.layers.0.1.fn.weight": (None, "d_mlp")},
     positions=("pos_embedding", 3),
     infer=_patches,
@@ -120,6 +119,16 @@ ALPHA_VANILLA = replace(  # with IsOvercompleteISTABlock=False; no file has been
     defaults={"sparse_step": "ista", "ln_eps": 1e-5},
 )
 
+_JAX_BLOCK = {
+    "LayerNorm_0/scale": "ln1.weight",
+    "LayerNorm_0/bias": "ln1.bias",
+    _ATTENTION + "proj/kernel": "attn.u_proj.weight",
+    _ATTENTION + "out/kernel": "attn.out_proj.weight",
+    "LayerNorm_1/scale": "ln2.weight",
+    "LayerNorm_1/bias": "ln2.bias",
+    "OvercompleteISTABlock_0/D": "mlp.D",
+    "OvercompleteISTABlock_0/D1": "mlp.D1",
+}
 ALPHA_JAX = Layout(  # models/crate.py, as main.py saves it
     family="crate-alpha",
     markers=("embedding/kernel", "encoder_norm/scale"),
@@ -133,21 +142,7 @@ ALPHA_JAX = Layout(  # models/crate.py, as main.py saves it
         "head/kernel": "unembed.weight",
         "head/bias": "unembed.bias",
     },
-    stacks=(
-        Stack(
-            _JAX_LAYER,
-            {
-                "LayerNorm_0/scale": "ln1.weight",
-                "LayerNorm_0/bias": "ln1.bias",
-                _ATTENTION + "proj/kernel": "attn.u_proj.weight",
-                _ATTENTION + "out/kernel": "attn.out_proj.weight",
-                "LayerNorm_1/scale": "ln2.weight",
-                "LayerNorm_1/bias": "ln2.bias",
-                "OvercompleteISTABlock_0/D": "mlp.D",
-                "OvercompleteISTABlock_0/D1": "mlp.D1",
-            },
-        ),
-    ),
+    stacks=(Stack(_JAX_LAYER, _JAX_BLOCK),),
     sizes={
         "head/kernel": (None, "n_classes"),
         _JAX_FIRST + "OvercompleteISTABlock_0/D": (None, "d_mlp"),
@@ -168,6 +163,13 @@ ALPHA_JAX = Layout(  # models/crate.py, as main.py saves it
     },
 )
 
+_DECODER_BLOCK = {
+    "0.norm.*": "ln1.*",
+    "0.fn.weight": "D",
+    "1.norm.*": "ln2.*",
+    "1.fn.qkv.weight": "attn.u_proj.weight",
+    "1.fn.to_out.0.*": "attn.out_proj.*",
+}
 MAE = Layout(
     family="crate-mae",
     markers=("mask_token", "decoder_pos_embed", "blocks.0.layers.0.0.fn.qkv.weight"),
@@ -181,27 +183,12 @@ MAE = Layout(
         "decoder_pred.*": "decoder_pred.*",
     },
     stacks=(
-        Stack(
-            "blocks.{l}.layers.0.",
-            {
-                "0.norm.*": "ln1.*",
-                "0.fn.qkv.weight": "attn.u_proj.weight",
-                "0.fn.to_out.0.*": "attn.out_proj.*",
-                "1.norm.*": "ln2.*",
-                "1.fn.weight": "mlp.D",
-            },
-        ),
+        Stack("blocks.{l}.layers.0.", _ISTA_BLOCK),
         Stack(
             "decoder_blocks.{l}.layers.0.",
-            {
-                "0.norm.*": "ln1.*",
-                "0.fn.weight": "D",
-                "1.norm.*": "ln2.*",
-                "1.fn.qkv.weight": "attn.u_proj.weight",
-                "1.fn.to_out.0.*": "attn.out_proj.*",
-            },
-            target="decoder_blocks.{l}.",
-            count="decoder_n_layers",
+            _DECODER_BLOCK,
+            "decoder_blocks.{l}.",
+            "decoder_n_layers",
         ),
     ),
     sizes={
@@ -227,6 +214,23 @@ def _the_one_projection(weight: Tensor) -> Tensor:
     return query
 
 
+_VISUAL_BLOCK = {
+    "ln_1.*": "ln1.*",
+    "attn.in_proj_weight": "attn.u_proj.weight",
+    "attn.out_proj.weight": "attn.out_proj.weight",
+    "ln_2.*": "ln2.*",
+    "mlp.c_fc": "mlp.D",  # a raw parameter, not a Linear
+    "mlp.c_proj": "mlp.D1",
+}
+_TEXT_BLOCK = {
+    "ln_1.*": "ln1.*",
+    "attn.in_proj_weight": "attn.qkv_proj.weight",
+    "attn.in_proj_bias": "attn.qkv_proj.bias",
+    "attn.out_proj.*": "attn.out_proj.*",
+    "ln_2.*": "ln2.*",
+    "mlp.c_fc.*": "mlp.fc_in.*",
+    "mlp.c_proj.*": "mlp.fc_out.*",
+}
 CLIPA = Layout(
     family="clipa",
     markers=("visual.conv1.weight", "visual.transformer.resblocks.0.mlp.c_fc", "text_projection"),
@@ -243,32 +247,8 @@ CLIPA = Layout(
         "logit_scale": "logit_scale",
     },
     stacks=(
-        Stack(
-            "visual.transformer.resblocks.{l}.",
-            {
-                "ln_1.*": "ln1.*",
-                "attn.in_proj_weight": "attn.u_proj.weight",
-                "attn.out_proj.weight": "attn.out_proj.weight",
-                "ln_2.*": "ln2.*",
-                "mlp.c_fc": "mlp.D",  # a raw parameter, not a Linear
-                "mlp.c_proj": "mlp.D1",
-            },
-            target="visual.blocks.{l}.",
-        ),
-        Stack(
-            "transformer.resblocks.{l}.",
-            {
-                "ln_1.*": "ln1.*",
-                "attn.in_proj_weight": "attn.qkv_proj.weight",
-                "attn.in_proj_bias": "attn.qkv_proj.bias",
-                "attn.out_proj.*": "attn.out_proj.*",
-                "ln_2.*": "ln2.*",
-                "mlp.c_fc.*": "mlp.fc_in.*",
-                "mlp.c_proj.*": "mlp.fc_out.*",
-            },
-            target="text.blocks.{l}.",
-            count="text_n_layers",
-        ),
+        Stack("visual.transformer.resblocks.{l}.", _VISUAL_BLOCK, "visual.blocks.{l}."),
+        Stack("transformer.resblocks.{l}.", _TEXT_BLOCK, "text.blocks.{l}.", "text_n_layers"),
     ),
     sizes={
         "token_embedding.weight": ("d_vocab", "text_d_model"),

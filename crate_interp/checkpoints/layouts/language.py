@@ -86,6 +86,13 @@ def _vocabulary(shapes: Shapes, fields: Fields) -> Fields:
     return {"d_vocab": d_vocab}
 
 
+_NANOCHAT_BLOCK = {
+    "mssa.qkv.weight": "attn.u_proj.weight",
+    "mssa.c_proj.weight": "attn.out_proj.weight",
+    "odl.D_enc.weight": "mlp.D",
+    "odl.D_dec.weight": "mlp.D1",
+    "odl.threshold": "mlp.threshold",
+}
 NANOCHAT = Layout(
     family="nanochat-crate",
     markers=("transformer.wte.weight", "lm_head.weight", "transformer.h.0.odl.D_enc.weight"),
@@ -95,18 +102,7 @@ NANOCHAT = Layout(
         "resid_lambdas": "resid_lambdas",
         "x0_lambdas": "x0_lambdas",
     },
-    stacks=(
-        Stack(
-            "transformer.h.{l}.",
-            {
-                "mssa.qkv.weight": "attn.u_proj.weight",
-                "mssa.c_proj.weight": "attn.out_proj.weight",
-                "odl.D_enc.weight": "mlp.D",
-                "odl.D_dec.weight": "mlp.D1",
-                "odl.threshold": "mlp.threshold",
-            },
-        ),
-    ),
+    stacks=(Stack(_LAYER, _NANOCHAT_BLOCK),),
     sizes={
         "transformer.wte.weight": (None, "d_model"),
         "transformer.h.0.mssa.qkv.weight": ("inner", None),
@@ -124,28 +120,18 @@ NANOCHAT = Layout(
     views={r"D_enc\.weight": ((2,), lambda weight: weight.mT)},  # ours is [d_model, d_mlp]
 )  # fmt: skip
 
+_TOST_BLOCK = _GPT_BLOCK | {  # one map makes the codes
+    "attn.c_attn.*": "attn.u_proj.*",
+    "gamma1": "attn.gamma",
+    "gamma2": "mlp.gamma",
+    "attn.temp": "attn.temp",
+    "attn.denom_bias": "attn.denom_bias",
+}
 TOST = replace(  # model_TSSA.py
     GPT,
     family="tost-lm",
-    markers=(
-        "transformer.wpe.weight",
-        "transformer.h.0.attn.temp",
-        "transformer.h.0.attn.denom_bias",
-    ),
-    stacks=(
-        Stack(
-            _LAYER,
-            # as in a plain transformer, but one map makes the codes
-            _GPT_BLOCK
-            | {
-                "attn.c_attn.*": "attn.u_proj.*",
-                "gamma1": "attn.gamma",
-                "gamma2": "mlp.gamma",
-                "attn.temp": "attn.temp",
-                "attn.denom_bias": "attn.denom_bias",
-            },
-        ),
-    ),
+    markers=("transformer.wpe.weight", _FIRST + "attn.temp", _FIRST + "attn.denom_bias"),
+    stacks=(Stack(_LAYER, _TOST_BLOCK),),
     sizes=GPT.sizes | {"transformer.h.0.attn.c_attn.weight": ("inner", None)},
     followed={"TSSA": True},
 )

@@ -46,6 +46,11 @@ def _images(shapes: Shapes, fields: Fields) -> Fields:
 _MLP = {"norm2.*": "ln2.*", "mlp.fc1.*": "mlp.fc_in.*", "mlp.fc2.*": "mlp.fc_out.*"}
 _SCALES = {"gamma1": "attn.gamma", "gamma2": "mlp.gamma", "norm1.*": "ln1.*"}
 
+_TOST_BLOCK = {
+    "attn.temp": "attn.temp",
+    "attn.qkv.*": "attn.u_proj.*",
+    "attn.to_out.0.*": "attn.out_proj.*",
+}
 TOST = Layout(
     family="tost",
     markers=("patch_embed.proj.0.0.weight", "blocks.0.attn.temp", "cls_attn_blocks.0.gamma1"),
@@ -57,16 +62,7 @@ TOST = Layout(
         "head.*": "unembed.*",
     },
     stacks=(
-        Stack(
-            "blocks.{l}.",
-            _SCALES
-            | _MLP
-            | {
-                "attn.temp": "attn.temp",
-                "attn.qkv.*": "attn.u_proj.*",
-                "attn.to_out.0.*": "attn.out_proj.*",
-            },
-        ),
+        Stack("blocks.{l}.", _SCALES | _MLP | _TOST_BLOCK),
         Stack(
             "cls_attn_blocks.{l}.",
             _SCALES | _MLP | {"attn.qkv.*": "attn.qkv_proj.*", "attn.proj.*": "attn.out_proj.*"},
@@ -120,20 +116,15 @@ CRATE = Layout(
 
 TOST_ISTA = replace(CRATE, family="tost-ista", markers=(*CRATE.markers, _FIRST + "0.fn.temp"))
 
+_CBT_BLOCK = _BLOCK | {
+    "0.fn.proj.weight": "attn.u_proj.weight",
+    "0.fn.step_x": "attn.step_x",
+    "0.fn.step_rep": "attn.step_rep",
+}
 CBT = replace(
     CRATE,
     family="cbt",
     markers=(_STEM + "proj.0.0.weight", _FIRST + "0.fn.step_x", _FIRST + "0.fn.proj.weight"),
     sizes=_sizes("proj"),
-    stacks=(
-        Stack(
-            LAYER,
-            _BLOCK
-            | {
-                "0.fn.proj.weight": "attn.u_proj.weight",
-                "0.fn.step_x": "attn.step_x",
-                "0.fn.step_rep": "attn.step_rep",
-            },
-        ),
-    ),
+    stacks=(Stack(LAYER, _CBT_BLOCK),),
 )

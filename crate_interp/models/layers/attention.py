@@ -291,8 +291,7 @@ class SelfAttention(PatternAttention):
 
     def codes(self, x: Stream, context: Context | None) -> Sequence[Codes]:
         """Returns queries, keys and values, which are views of one tensor."""
-        shape = (3, self.cfg.n_heads, self.cfg.d_head)
-        return self.qkv_proj(x).unflatten(-1, shape).unbind(dim=2)
+        return self.qkv_proj(x).unflatten(-1, (3, self.cfg.n_heads, self.cfg.d_head)).unbind(dim=2)
 
     def split_codes(
         self, inputs: tuple[Tensor, ...], norm: HookedNorm, context: Context | None

@@ -110,38 +110,33 @@ def contexts(
     if cfg.facts["attention"] == "tssa":
         layers = range(cfg.n_layers)
         return [Context(None, None, None, past, layer, padding, start) for layer in layers]
-    places = torch.arange(start + n_new, device=device)
+    places, windows, rotation = torch.arange(start + n_new, device=device), window_sizes(cfg), None
     if padding is not None:
         places = padding.positions
-    windows = window_sizes(cfg)
-    rotation = rotary_table(cfg, places[..., start:]) if cfg.rotary else None
-    seen = {window: _visible_mask(start, n_new, window, padding, device) for window in set(windows)}
+    if cfg.rotary:  # cos and sin of place / base^(2 i / d_head), in bfloat16 as in nanochat's code
+        steps = torch.arange(0, cfg.d_head, 2, dtype=torch.float32, device=device)
+        inverse = 1.0 / (cfg.rotary_base ** (steps / cfg.d_head))
+        angles = places[..., start:].float()[..., None, None] * inverse
+        rotation = angles.cos().bfloat16(), angles.sin().bfloat16()  # [*batch, pos, 1, half]
+    seen = {window: _visible_mask(places, start, window, padding) for window in set(windows)}
     return [Context(*seen[window], rotation, past, layer) for layer, window in enumerate(windows)]
 
 
-def causal_mask(
-    start: int, n_new: int, window: int | None, device: torch.device
-) -> Bool[Tensor, "query key"]:
-    """Returns whether query i sees key j: 0 <= i - j, and i - j <= window if there is a window."""
-    ahead = torch.arange(start, start + n_new, device=device)[:, None] - torch.arange(
-        start + n_new, device=device
-    )
-    return ahead >= 0 if window is None else (ahead >= 0) & (ahead <= window)
-
-
 def _visible_mask(
-    start: int, n_new: int, window: int | None, padding: Padding | None, device: torch.device
+    places: Int[Tensor, "*batch key"], start: int, window: int | None, padding: Padding | None
 ) -> tuple[Bool[Tensor, "*batch_one query key"], Bool[Tensor, "batch one query one"] | None]:
     """Returns the mask of a layer and, with padding, the queries that see no key.
 
-    With padding a query sees only real keys, and a window counts only real tokens.
+    Query i sees key j if 0 <= i - j and, with a window, places[i] - places[j] <= window. With
+    padding a query sees only real keys, and a window counts only real tokens.
     """
-    if padding is None:
-        return causal_mask(start, n_new, window, device), None
-    mask = causal_mask(start, n_new, None, device) & padding.real[:, None]
+    order = torch.arange(places.shape[-1], device=places.device)
+    mask = order[start:, None] >= order
     if window is not None:
-        places = padding.positions
-        mask = mask & (places[:, start:, None] - places[:, None] <= window)
+        mask = mask & (places[..., start:, None] - places[..., None, :] <= window)
+    if padding is None:
+        return mask, None
+    mask = mask & padding.real[:, None]
     return mask[:, None], ~mask.any(dim=-1)[:, None, :, None]
 
 
@@ -155,18 +150,6 @@ def window_sizes(cfg: CrateConfig) -> list[int | None]:
     pattern = cfg.window_pattern if cfg.window else "L"
     letters = [pattern[layer % len(pattern)] for layer in range(cfg.n_layers - 1)] + ["L"]
     return [cfg.n_ctx // 2 if letter == "S" else None for letter in letters]
-
-
-def rotary_table(
-    cfg: CrateConfig, places: Int[Tensor, "*batch pos"]
-) -> tuple[Float[Tensor, "*batch pos one half"], Float[Tensor, "*batch pos one half"]]:
-    """Returns cos and sin of `place / base^(2 i / d_head)`, i below d_head / 2.
-
-    They are rounded to bfloat16, as in nanochat's code.
-    """
-    steps = torch.arange(0, cfg.d_head, 2, dtype=torch.float32, device=places.device)
-    angles = places.float()[..., None] * (1.0 / (cfg.rotary_base ** (steps / cfg.d_head)))
-    return angles.cos().bfloat16()[..., None, :], angles.sin().bfloat16()[..., None, :]
 
 
 def rotate(
@@ -218,9 +201,7 @@ def padding_of(
             raise ValueError("attention_mask hides every token of a row: leave the row out.")
         known = torch.ones_like(real[:, :length]) if before is None else before
         if not torch.equal(real[:, :length], known):
-            raise ValueError(
-                "attention_mask differs from the mask of the past: repeat it, or give no mask."
-            )
+            raise ValueError("attention_mask differs from the past's: repeat it, or give no mask.")
         if before is None and bool(real.all()):
             return None  # so that bits and cost are the same as without a mask
     return Padding(real)

@@ -88,9 +88,7 @@ class FourierPositions(nn.Module):
         """Returns the embedding of each place of a grid (h, w), row by row."""
         weight = self.proj.weight
         y, x = (self._waves(side) for side in grid)
-        table = torch.cat(
-            [y[:, None].expand(-1, grid[1], -1), x[None].expand(grid[0], -1, -1)], dim=-1
-        )
+        table = torch.cat(torch.broadcast_tensors(y[:, None], x[None]), dim=-1)
         return self.proj(table.flatten(0, 1).to(weight.dtype))[None]  # [1, h * w, d_model]
 
     def _waves(self, side: int) -> Float[Tensor, "side waves"]:

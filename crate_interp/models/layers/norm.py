@@ -69,21 +69,18 @@ class HookedLayerNorm(nn.LayerNorm):
 
     def forward(self, input: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Returns tokens centred and scaled, with weight and bias."""
-        out = self._rescaled(input) if is_hooked(self.hook_scale) else self.plain(input)
-        return self.hook_normalized(out)
+        if not is_hooked(self.hook_scale):
+            return self.hook_normalized(self.plain(input))
+        variance, mean = torch.var_mean(input, dim=-1, correction=0, keepdim=True)
+        edited, seen = hooked_scale(self.hook_scale, (variance + self.eps).sqrt())
+        if seen:
+            return self.hook_normalized(self.plain(input))
+        out = (input - mean) / edited * self.weight
+        return self.hook_normalized(out if self.bias is None else out + self.bias)
 
     def plain(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Returns the same as `forward` without hooks, and fires no hook point."""
         return super().forward(x)
-
-    def _rescaled(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        variance, mean = torch.var_mean(x, dim=-1, correction=0, keepdim=True)
-        scale = (variance + self.eps).sqrt()
-        edited, seen = hooked_scale(self.hook_scale, scale)
-        if seen:
-            return self.plain(x)
-        out = (x - mean) / edited * self.weight
-        return out if self.bias is None else out + self.bias
 
 
 class HookedRMSNorm(nn.Module):

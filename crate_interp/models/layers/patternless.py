@@ -58,8 +58,7 @@ class TSSA(SubspaceCodes, Attention):
             moment = self.hook_moment(torch.matmul(shares[:, :, None], codes.square()))
         else:
             pi, moment = self._of_earlier_tokens(codes, context)
-        weight = self.hook_weight(1 / (1 + moment))
-        heads = -(codes * pi[..., None]) * weight
+        heads = -(codes * pi[..., None]) * self.hook_weight(1 / (1 + moment))
         return self._written(self.hook_z(heads.transpose(1, 2)))  # [batch, pos, head, d_head]
 
     def _membership(self, squares: HeadCodes) -> Float[Tensor, "batch head pos"]:
@@ -142,7 +141,12 @@ class CBSA(SubspaceCodes, Attention):
 
     def pooled(self, u: Codes) -> Float[Tensor, "batch rep head d_head"]:
         """Returns the mean codes in each cell of an 8 x 8 grid over the square of tokens."""
-        side = _side(u.shape[1])
+        count, side = u.shape[1], math.isqrt(u.shape[1])
+        if side * side != count - 1:
+            raise ValueError(
+                f"{count} tokens: CBSA lays all tokens but one out as a square, so it needs "
+                f"{side * side} + 1 of them: give images as high as they are wide."
+            )
         square = u[:, :-1].flatten(2).mT.unflatten(-1, (side, side))  # [batch, d, h, w]
         pooled = F.adaptive_avg_pool2d(square, SIDE)
         return pooled.flatten(2).mT.unflatten(-1, u.shape[2:])  # [batch, rep, head, d_head]
@@ -157,14 +161,3 @@ class CBSA(SubspaceCodes, Attention):
         eye = torch.eye(contract.shape[-1], dtype=contract.dtype, device=contract.device)
         pooling = self.pooled(eye[None, :, None])[0, :, 0]  # [rep, pos]
         return pooling + self.step_rep.detach().to(contract) * contract
-
-
-def _side(count: int) -> int:
-    """Returns the side of the square of all tokens but one; raises ValueError if there is none."""
-    side = math.isqrt(count)
-    if side * side != count - 1:
-        raise ValueError(
-            f"{count} tokens: CBSA lays all tokens but one out as a square, so it needs "
-            f"{side * side} + 1 of them: give images as high as they are wide."
-        )
-    return side

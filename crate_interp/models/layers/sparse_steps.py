@@ -1,7 +1,6 @@
 """The steps after attention: ISTA, steps on overcomplete dictionaries, and a plain MLP."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -43,9 +42,8 @@ class Lasso:
         for lambd in penalties:
             code = torch.relu(moved - self.eta * lambd)
             for _ in range(self.count - 1):
-                code = torch.relu(
-                    code - self.eta * ((code @ self.d.mT - y) @ self.d) - self.eta * lambd
-                )
+                grad = (code @ self.d.mT - y) @ self.d
+                code = torch.relu(code - self.eta * grad - self.eta * lambd)
             codes.append(code)
         return codes
 
@@ -76,8 +74,7 @@ class SparseStep(HookedPart):
 
     def written(self) -> Atoms:
         """Returns the direction in the stream that each atom writes."""
-        rows: Any = self.W_out
-        return rows
+        return self.W_out
 
 
 class ISTA(SparseStep):

@@ -43,9 +43,7 @@ def next_token_loss(
     if per_token:
         return losses
     if readable(n) and not bool(n):
-        raise ValueError(
-            "the loss has no token to count: every token is padding, or has the label -100."
-        )
+        raise ValueError("the loss counts no token: all are padding, or have the label -100.")
     return losses.sum() / n
 
 

@@ -41,6 +41,7 @@ class TextMixin:
 
     cfg: CrateConfig
     unit: str = "windows"
+    cuts_texts = True  # whether a text is cut to n_ctx tokens
     # set by ci.load; called when the tokenizer is first needed
     fetch_tokenizer: Callable[[], Any] | None = None
 
@@ -122,7 +123,7 @@ class TextMixin:
             raise ValueError("there is no text: the list is empty.")
         rows = [self._encode(one, prepend_bos) for one in texts]
         longest, n_ctx = max(map(len, rows)), self.cfg.n_ctx
-        if truncate and longest > n_ctx:
+        if truncate and self.cuts_texts and longest > n_ctx:
             warnings.warn(
                 f"a text has {longest} tokens and is cut to n_ctx={n_ctx}, the most that the "
                 "model takes. To read a whole text, cut it into parts with ci.data.open_text.",
@@ -282,9 +283,8 @@ class TextMixin:
 
 def is_text(value: object) -> bool:
     """Tells whether a value is a text, or a list of texts."""
-    return isinstance(value, str) or (
-        isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
-    )
+    listed = isinstance(value, (list, tuple))
+    return isinstance(value, str) or (listed and all(isinstance(one, str) for one in value))
 
 
 def _nested(tokens: Any) -> list[Any]:
@@ -351,9 +351,7 @@ def rows_of(
         if starts:
             short, waiting = False, waiting[starts[-1] + length :]
     if short:
-        raise ShortTextError(
-            f"the texts have {len(waiting)} tokens, but a window has {n_ctx}: {advice}"
-        )
+        raise ShortTextError(f"{len(waiting)} tokens do not fill a window of {n_ctx}: {advice}")
 
 
 def stacked(rows: Iterable[list[int]], n_ctx: int) -> Int[Tensor, "window n_ctx"]:
