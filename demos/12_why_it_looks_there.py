@@ -17,6 +17,8 @@
 # carry more than atoms in 21 of 22 looks. In both, atoms beat the largest codes and random atoms.
 
 # %%
+from typing import Any
+
 import pandas as pd
 import torch
 
@@ -63,7 +65,7 @@ def looks(network, samples, places, seed):
         layer = int(torch.randint(1, network.cfg.n_layers, (), generator=generator))
         head = int(torch.randint(network.cfg.n_heads, (), generator=generator))
         query = int(torch.randint(places // 2, places, (), generator=generator))
-        table = ci.circuits.why_attends(network, sample, layer, head, query).table("effects")
+        table: Any = ci.circuits.why_attends(network, sample, layer, head, query).table("effects")
         key = table[(table["side"] == "key") & (table["k"] == 10)]
         whole = table[table["k"] == 0].set_index("network")["attention"]
         left = key["attention"] / key["network"].map(whole).to_numpy()
@@ -77,7 +79,7 @@ pd.concat({name: table.median() for name, table in every.items()}, axis=1).round
 
 # %%
 for name, table in every.items():
-    left = table["model"]
+    left: Any = table["model"]
     for rival in ("random", "largest", "rotated"):
         won = int((left["strongest"] < left[rival]).sum())
         print(f"{name}: the strongest atoms carry more than {rival} in {won} of {len(left)} looks")

@@ -1,6 +1,7 @@
 """Asks a question: opens the folder, says what the run takes, runs its passes, makes the result."""
 
 import math
+import os
 import shlex
 import sys
 import time
@@ -9,6 +10,8 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
+
+import torch
 
 from crate_interp.core import checks
 from crate_interp.core.pictures import quoted
