@@ -342,7 +342,8 @@ class AuditResult(Result):
         yes = "Yes" if counts.get(verdicts.KEPT) == layers else "It depends on the layer"
         answers = {
             verdicts.KEPT: f"{yes}: attention lowers {goal} under every scaling",
-            verdicts.DEPENDS: f"It depends: attention lowers {goal} under some scalings",
+            verdicts.DEPENDS: f"It depends: attention lowers {goal} under some scalings, by more "
+            "than chance,",
             verdicts.BROKEN: f"No: attention does not lower {goal}",
             verdicts.UNDECIDED: f"Can't tell: {goal} is shown neither to fall nor to stay",
         }

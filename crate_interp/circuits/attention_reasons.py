@@ -79,7 +79,7 @@ class AttentionReason(Result):
         meta, counts = self.meta, {*table["k"][table["network"] == MODEL]} - {0}
         query, key = (plain(meta[side]) for side in WEIGHED)
         head, share = head_name(meta["layer"], meta["head"]), _per_cent(meta["attention"])
-        lead = f"{head} gives {key} {share} of the attention of {query}"
+        lead = f"{head}: {query} gives {share} of its attention to {key}"
         if not counts:
             return [f"{lead}.", "Too few atoms are on to take some out."]
         k = max(count for count in counts if count <= TAKEN_OUT[1])
@@ -92,8 +92,9 @@ class AttentionReason(Result):
         pairs: Any = self._table("pairs")
         atoms = pairs[(pairs["query_atom"] >= 0) & (pairs["key_atom"] >= 0)]
         return [
-            f"{lead}; without its {k} strongest atoms {said['strongest']}.",
+            f"{lead}, and {said['strongest']} without its {k} strongest atoms.",
             f"The {k} {words[rival]} carry {more}: without them {said[rival]} is left.",
+            f"Even attention would give it {_per_cent(meta['even'])}. "
             f"Without {k} random atoms of the key {said['random']} is left, without the {k} "
             f"largest {said['largest']}. The score is {meta['score']:.2f}, and pairs of atoms give "
             f"{atoms['part'].sum():.2f} of it. The rest comes from biases and from what no atom "
@@ -169,7 +170,8 @@ def why_attends(
     words = [f"{tokens[number]!r} ({number})" if tokens else f"token {number}" for number in at]
     meta = model_meta(model, 1) | {
         "layer": layer, "head": head, "places": [*at], "query": words[0], "key": words[1],
-        "score": case.score, "attention": case.attention, "answer": question.answer,
+        "score": case.score, "attention": case.attention,
+        "even": case.even, "answer": question.answer,
         "sample": questions.sample_digest(sample), "tokens": tokens,
         "special": special_tokens(model),
     }  # fmt: skip
@@ -192,8 +194,8 @@ class _Case:
 
     atoms `[atom, 2]`: the layer and number of each atom that is on at either side. codes: their
     codes, times what later layers scale the stream with. written: what they write. weights: of
-    each token in the query and in the key. maps: of what is normalised to the head's query and
-    key, scale included.
+    each token in the query and in the key. roles: how the head's query and key come from the
+    stream. even: the attention of a query that gives every token it sees the same.
     """
 
     model: HookedModel
@@ -201,6 +203,7 @@ class _Case:
     place: _Place
     score: float
     attention: float
+    even: float
     stream: Float[Tensor, "pos d_model"]
     atoms: Int[Tensor, "atom two"]
     codes: Float[Tensor, "pos atom"]
@@ -258,7 +261,7 @@ def _read(
         key = int((shares[query] * others).argmax())
     _within("key", key, range(shares.shape[1]))
     place = _Place(layer, head, query, key)
-    stream = cache[before][0].double()
+    stream, seen = cache[before][0].double(), shares.shape[1]
     weights = {side: torch.zeros_like(stream[:, 0]) for side in WEIGHED}
     weights["key"][key] = 1
     if model.cfg.facts["attention"] == "cbsa":
@@ -269,6 +272,7 @@ def _read(
     else:
         weights["query"][query] = 1
         score = float(cache[scores][0, head, query, key])
+        seen = int(cache[scores][0, head, query].isfinite().sum())
     if math.isinf(score):
         raise ValueError(f"token {query} does not see token {key}: give a key that it sees.")
     scales: Any = getattr(model, "resid_lambdas", torch.ones(model.cfg.n_layers))
@@ -282,7 +286,8 @@ def _read(
     atoms, codes, written = zip(*pieces, strict=True)
     roles = {side: _role(model, block, place, stream, weights[side], side) for side in WEIGHED}
     return _Case(
-        model, sample, place, score, float(shares[query, key]), stream, torch.cat(atoms),
+        model, sample, place, score, float(shares[query, key]),
+        1 / seen, stream, torch.cat(atoms),
         torch.cat(codes, dim=1), torch.cat(written), weights, roles,
     )  # fmt: skip
 

@@ -88,13 +88,16 @@ function point() {
     element.classList.toggle("looked", place === k);
   });
   const order = [...Array(keys(q)).keys()].sort((a, b) => share(head, q, b) - share(head, q, a));
-  const said = place => `${data.grid && place >= count - data.grid[0] * data.grid[1] ? "patch " : ""}${data.tokens[place]} ${share(head, q, place).toPrecision(2)}`;
-  let words = `${data.heads[head]}: ${data.tokens[q]} (${q}) looks most at ${order.slice(0, 3).map(said).join(", ")}`;
+  const patches = data.grid ? count - data.grid[0] * data.grid[1] : count;
+  const called = place => !data.grid ? `\u201c${data.tokens[place]}\u201d`
+    : place < patches ? data.tokens[place] : `patch (${data.tokens[place].replace(",", ", ")})`;
+  const said = place => `${called(place)} (${share(head, q, place).toPrecision(2)})`;
+  let words = `${data.heads[head]}: ${called(q)} looks most at ${order.slice(0, 3).map(said).join(", ")}`;
   if (k !== null && k < keys(q)) {
     const even = share(head, q, k) * keys(q);
-    words = `${data.heads[head]}: ${data.tokens[q]} (${q}) gives ${data.tokens[k]} (${k}) ${share(head, q, k).toPrecision(2)}, `
+    words = `${data.heads[head]}: ${called(q)} gives ${called(k)} ${share(head, q, k).toPrecision(2)}, `
       + `${even.toPrecision(2)} times its even share, rank ${order.indexOf(k) + 1} of ${keys(q)}`;
-  } else if (k !== null) words = `${data.tokens[q]} (${q}) does not see ${data.tokens[k]} (${k}), which comes later`;
+  } else if (k !== null) words = `${called(q)} does not see ${called(k)}, which comes later`;
   live.textContent = `${words}.`;
 }
 
