@@ -217,8 +217,9 @@ def largest(result: Result, count: int = LARGEST) -> list[dict[str, Any]]:
     """Returns the rows of the largest differences that are evidence, one for each statistic.
 
     A statistic has the row of the layer in which a and b differ most. Statistics have different
-    units, so they are ordered by the largest difference relative to the sizes of both means, of
-    which it is at most the sum: a statistic that changes its sign does not come first. The table is empty if no more differ than by chance.
+    units, so they are ordered by the largest difference relative to |a| + |b|, of which it is at
+    most the whole: a statistic that changes its sign does not outrun the others. The table is empty
+    if no more differ than by chance.
     """
     table: Any = result.table("differences")
     rows = table[evidence(table)]
