@@ -217,15 +217,14 @@ def largest(result: Result, count: int = LARGEST) -> list[dict[str, Any]]:
     """Returns the rows of the largest differences that are evidence, one for each statistic.
 
     A statistic has the row of the layer in which a and b differ most. Statistics have different
-    units, so they are ordered by the largest difference relative to |a| + |b|, of which it is at
-    most the whole: a statistic that changes its sign does not outrun the others. The table is empty
-    if no more differ than by chance.
+    units, so they are ordered by the largest difference relative to the larger of the two means.
+    The table is empty if no more differ than by chance.
     """
     table: Any = result.table("differences")
     rows = table[evidence(table)]
     if len(rows) <= LEVEL * table["p"].notna().sum():
         return []
-    most = rows["a"].abs() + rows["b"].abs()
+    most = np.maximum(rows["a"].abs(), rows["b"].abs())
     share = rows["difference"].abs() / most.where(most > 0, 1.0)
     rows = rows.assign(share=share, size=rows["difference"].abs())
     rows = rows.assign(most=rows.groupby(["probe", "statistic"])["share"].transform("max"))

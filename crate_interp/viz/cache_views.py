@@ -122,8 +122,8 @@ def _finding(
     even = float(np.exp(np.log(keys).mean()))
     first, last = int(spread.argmin()), int(spread.argmax())
     words = (
-        f"{names[first]} is the most selective head: a token looks at {spread[first]:.1f} of {count} "
-        "tokens on average."
+        f"{names[first]} is the most selective head: a token looks at {spread[first]:.1f} of "
+        f"{count} tokens on average."
     )
     more = (
         "" if first == last else f" {names[last]}, the most even head, looks at {spread[last]:.1f}."
@@ -283,7 +283,8 @@ def _most_on(
     pos, layer, atom = np.unravel_index(int(values.argmax()), values.shape)
     largest, share = float(values[pos, layer, atom]), 100 * float(on.double().mean())
     return [
-        f"Of the {len(atoms)} {word}s shown, {word} {atoms[atom]} of layer {layers[layer]} is on most strongly: "
+        f"Of the {len(atoms)} {word}s shown, {word} {atoms[atom]} of layer {layers[layer]} is on "
+        "most strongly: "
         f"{largest:.3g} at {places[pos]}.",
         f"Over all tokens {share:.3g}\u00a0% of their values are above 0.",
     ]
