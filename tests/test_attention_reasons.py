@@ -45,6 +45,8 @@ def test_parts_add_up_to_the_score(case):
     pairs = reason.table("pairs")
     atoms = pairs[(pairs["query_atom"] >= 0) & (pairs["key_atom"] >= 0)]
     assert len(atoms) > 20 and (atoms["query_layer"] < case[2][0]).all()
+    if len(pairs) < 1000:  # every pair has a row
+        assert atoms["part"].sum() == pytest.approx(reason.meta["score_of_atoms"], abs=1e-9)
 
 
 def test_a_part_is_what_the_score_loses_with_the_atom(case):
@@ -110,5 +112,7 @@ def test_what_has_no_reason():
     refuses("query=99: give 0 to", lambda: why(model, IMAGE, 1, 0, 99, 1))
     refuses("token 2 does not see token 5", lambda: why(lm, TOKENS, 1, 0, 2, 5))
     refuses("give one sample", lambda: why(model, IMAGE.expand(2, 3, 6, 20), 1, 0, 0, 1))
-    refuses("the heads of ToST", lambda: why(make_lm("tost-lm"), TOKENS, 1, 0, 5, 1))
+    refuses("ToST's heads have no scores", lambda: why(make_lm("tost-lm"), TOKENS, 1, 0, 5, 1))
     assert why(model.float(), IMAGE.float(), 1, 0, 0, 1).finding()
+    with model.hooks([("blocks.1.attn.hook_attn_scores", lambda value, hook: value + 5)]):
+        refuses("a hook changes", lambda: why(model, IMAGE.float(), 1, 0, 0, 1))

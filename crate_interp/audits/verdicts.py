@@ -179,8 +179,10 @@ def _gains(measured: Measured) -> list[Difference]:
 
 def _over_draws(measured: Measured, tables: list[Any]) -> Difference:
     """Returns the mean gain over draws of random weights, with the interval of one more draw."""
-    values = measured.values.reindex(columns=tables[0].columns)
-    over = values.to_numpy(float) - np.stack(tables)  # [draw, cell, sample]
+    samples = sorted(set().union(*(table.columns for table in tables)))
+    values = measured.values.reindex(columns=samples)
+    draws = np.stack([table.reindex(columns=samples).to_numpy(float) for table in tables])
+    over = values.to_numpy(float) - draws  # [draw, cell, sample]
     mean = pd.DataFrame(over.mean(axis=0), values.index, values.columns)
     error, n = mean_error(measured.by_group(mean))
     means: Any = pd.DataFrame(over.reshape(-1, over.shape[2])).mean(axis=1)

@@ -38,6 +38,7 @@ SIDES = {"query": ("query",), "key": ("key",), "both": WEIGHED}
 KINDS = ("strongest", "largest", "rotated", "random")
 DRAWS = 10  # of random atoms
 _PAIRS = 1000  # the pairs that have a row of their own
+_AT_A_TIME = 2**22  # pairs whose parts are in memory together
 _AT_ONCE = 16  # copies of the sample in one forward
 
 
@@ -52,7 +53,8 @@ class AttentionReason(Result):
     `table()`, "pairs": query_layer, query_atom, key_layer, key_atom, query_value, key_value, part.
     The parts add up to `meta["score"]`, the score before the softmax. An atom of -1 stands for the
     rest of the stream (what no atom wrote), -2 for biases; -3 is the last row, all further pairs.
-    value: the code of the atom at that token, or the sum over the pixels of a representative.
+    value: the code of the atom at that token, times nanochat's residual factors; of a
+    representative, the mean over its tokens.
     "pieces": side, layer, atom, value, part: the parts summed over the other side; each side adds
     up to the score. "effects": network, side, k, kind, attention, low, high, answer: real forwards
     without k atoms at the query, at the key, or at both. kind: "nothing" (k = 0); "strongest", the
@@ -87,17 +89,16 @@ class AttentionReason(Result):
         words = {"largest": "largest atoms", "rotated": "strongest axes of random rotations"}
         words["random"] = "random atoms"
         rival = min(words, key=lambda kind: left[kind])
-        more = "as much" if left[rival] <= left["strongest"] else "less"
+        ratio = left[rival] / max(left["strongest"], 1e-30)
+        more = "more" if ratio < 0.95 else "less" if ratio > 1.05 else "as much"
         said = {kind: _per_cent(share) for kind, share in left.items()}
-        pairs: Any = self._table("pairs")
-        atoms = pairs[(pairs["query_atom"] >= 0) & (pairs["key_atom"] >= 0)]
         return [
             f"{lead}, and {said['strongest']} without its {k} strongest atoms.",
             f"The {k} {words[rival]} carry {more}: without them {said[rival]} is left.",
             f"Even attention would give it {_per_cent(meta['even'])}. "
             f"Without {k} random atoms of the key {said['random']} is left, without the {k} "
             f"largest {said['largest']}. The score is {meta['score']:.2f}, and pairs of atoms give "
-            f"{atoms['part'].sum():.2f} of it. The rest comes from biases and from what no atom "
+            f"{meta['score_of_atoms']:.2f} of it. The rest comes from biases and from what no atom "
             "wrote into the stream. The scale of the norm is held as it is.",
         ]
 
@@ -128,11 +129,11 @@ def why_attends(
 
     A score is `s = scale <q, k>` with q and k linear in the stream once the norm's scale is held
     (U^T norm(z); arXiv 2306.01129 eq. 11), and the stream is a sum of atoms, each its code times
-    what it writes, and a rest. So `s = sum_ab part_ab` with `part_ab = scale z_qa z_kb <A d_a, A
-    d_b>`, exactly: nothing is fitted. Where the codes replace the stream (crate, crate-lm, cbt) the
+    what it writes, and a rest. So `s = sum_ab part_ab` with `part_ab = scale z_qa z_kb <A_q d_a,
+    A_k d_b>`, exactly: nothing is fitted. Where codes replace the stream (crate, crate-lm, cbt) the
     atoms are those of the layer below; elsewhere those of all layers below. nanochat's rotation is
-    part of A, and its norm of queries and keys is held too. In cbt the query is one of 64
-    representatives, whose code is the mean over its pixels, and the pattern is the contraction.
+    part of A_q and A_k, and its norm of queries and keys is held too. In cbt the query is one of 64
+    representatives, whose code is the mean over its tokens, and the pattern is the contraction.
 
     Args:
         model: A hooked model with logits and an attention pattern.
@@ -152,15 +153,25 @@ def why_attends(
             that a causal model masks.
     """
     questions.check_model(model, "why_attends")
+    seed = checks.count("seed", seed, least=0)
     if model.cfg.facts["attention"] == "tssa":
-        raise ValueError("why_attends: the heads of ToST give no token a score by another token.")
+        raise ValueError("why_attends: ToST's heads have no scores between tokens.")
     sample = questions.one_sample(model, inputs)
+    if model.cfg.causal and checks.is_int(query) and 0 <= query < sample.shape[1]:
+        end = max(query, key if checks.is_int(key) else 0)
+        sample = sample[:, : end + 1]  # later tokens change nothing
     case = _read(model, sample, layer, head, query, key)
     place = case.place
     question = questions.ask_answer(
         model, model(sample), None, query if model.cfg.kind == "text" else None
     )
-    tables = _parts(case)
+    tables, of_atoms = _parts(case)
+    whole = float(tables["pieces"]["part"].sum()) / 2
+    if abs(whole - case.score) > 1e-3 * max(1.0, abs(case.score)):
+        raise ValueError(
+            f"the parts add up to {whole:.4g}, and the score is {case.score:.4g}: a hook changes "
+            "what the head reads. Call model.reset_hooks() first."
+        )
     effects = _effects(case, question, seed).assign(network=MODEL)
     other = twin(model, seed)
     beside = _effects(_read(other, sample, **vars(place)), question, seed).assign(network=UNTRAINED)
@@ -168,10 +179,12 @@ def why_attends(
     tables["picture"] = sample_picture(model, sample)
     tokens, at = token_words(model, sample), (place.query, place.key)
     words = [f"{tokens[number]!r} ({number})" if tokens else f"token {number}" for number in at]
+    if model.cfg.facts["attention"] == "cbsa":
+        words[0] = f"representative {place.query}"
     meta = model_meta(model, 1) | {
         "layer": layer, "head": head, "places": [*at], "query": words[0], "key": words[1],
         "score": case.score, "attention": case.attention,
-        "even": case.even, "answer": question.answer,
+        "even": case.even, "score_of_atoms": of_atoms, "answer": question.answer,
         "sample": questions.sample_digest(sample), "tokens": tokens,
         "special": special_tokens(model),
     }  # fmt: skip
@@ -256,15 +269,18 @@ def _read(
     _, cache = model.run_with_cache(sample, names_filter=lambda name: name in wanted)
     shares = cache[pattern][0, head]  # [query, key]
     _within("query", query, range(shares.shape[0]))
+    contracts = model.cfg.facts["attention"] == "cbsa"
     if key is None:
         others = torch.arange(shares.shape[1], device=shares.device) != query
-        key = int((shares[query] * others).argmax())
+        key = int((shares[query] * (others | contracts)).argmax())
+        if key == query and not contracts:
+            raise ValueError(f"token {query} sees no other token: give key={query}.")
     _within("key", key, range(shares.shape[1]))
     place = _Place(layer, head, query, key)
     stream, seen = cache[before][0].double(), shares.shape[1]
     weights = {side: torch.zeros_like(stream[:, 0]) for side in WEIGHED}
     weights["key"][key] = 1
-    if model.cfg.facts["attention"] == "cbsa":
+    if contracts:
         eye = torch.eye(len(stream)).to(stream)
         weights["query"] = block.attn.pooled(eye[None, :, None])[0, query, 0]
         codes = cache[reps][0, query, head], cache[us][0, key, head]
@@ -342,36 +358,49 @@ def _role(
     return role
 
 
-def _parts(case: _Case) -> dict[str, pd.DataFrame]:
-    """Returns the tables "pairs" and "pieces"."""
+def _parts(case: _Case) -> tuple[dict[str, pd.DataFrame], float]:
+    """Returns the tables "pairs" and "pieces", and the sum of all pairs of atoms."""
     query, key = (case.pieces(side, case.codes, case.written) for side in WEIGHED)
-    parts = (query @ key.T).cpu()  # [piece, piece]
+    sums = {"query": query @ key.sum(dim=0), "key": key @ query.sum(dim=0)}
     names = np.array([*case.atoms.tolist(), [STREAM, STREAM], [BIAS, BIAS]])
     values = {
         side: [*(case.weights[side] @ case.codes).tolist(), np.nan, np.nan] for side in WEIGHED
     }
     pieces = [
         pd.DataFrame(names, columns=["layer", "atom"]).assign(
-            side=side, value=values[side], part=parts.sum(dim=axis).numpy()
+            side=side, value=values[side], part=sums[side].cpu().numpy()
         )
-        for axis, side in ((1, "query"), (0, "key"))
+        for side in WEIGHED
     ]
-    flat = parts.flatten()
-    best = flat.abs().topk(min(_PAIRS, len(flat))).indices
-    rows, columns = np.divmod(best.numpy(), len(names))
+    found, places = _largest(query, key)
+    rows, columns = np.divmod(places.numpy(), len(names))
     pairs: Any = pd.DataFrame(
         {
             "query_layer": names[rows, 0], "query_atom": names[rows, 1],
             "key_layer": names[columns, 0], "key_atom": names[columns, 1],
             "query_value": np.array(values["query"])[rows],
-            "key_value": np.array(values["key"])[columns], "part": flat[best].numpy(),
+            "key_value": np.array(values["key"])[columns], "part": found.numpy(),
         }
     )  # fmt: skip
-    others = [*[OTHERS] * 4, np.nan, np.nan, float(flat.sum() - flat[best].sum())]
+    others = [*[OTHERS] * 4, np.nan, np.nan, float(sums["query"].sum().cpu() - found.sum())]
     pairs.loc[len(pairs)] = others
     whole = pairs.columns[:4]
     table: Any = pd.concat(pieces, ignore_index=True)[["side", "layer", "atom", "value", "part"]]
-    return {"pairs": pairs.astype(dict.fromkeys(whole, int)), "pieces": table}
+    of_atoms = float(query[:-2].sum(dim=0) @ key[:-2].sum(dim=0))
+    return {"pairs": pairs.astype(dict.fromkeys(whole, int)), "pieces": table}, of_atoms
+
+
+def _largest(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the largest inner products of rows, and their places in the matrix of all pairs."""
+    found, places = query.new_zeros(0), torch.zeros(0, dtype=torch.long, device=query.device)
+    size = max(1, _AT_A_TIME // len(key))
+    for start in range(0, len(query), size):  # the matrix of a wide network does not fit
+        flat = (query[start : start + size] @ key.T).flatten()
+        own = torch.arange(len(flat), device=flat.device) + start * len(key)
+        found, places = torch.cat([found, flat]), torch.cat([places, own])
+        best = found.abs().topk(min(_PAIRS, len(found))).indices
+        found, places = found[best], places[best]
+    return found.cpu(), places.cpu()
 
 
 def _effects(case: _Case, question: Question, seed: int) -> pd.DataFrame:

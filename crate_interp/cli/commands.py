@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from re import fullmatch
 from shlex import quote
 from shutil import get_terminal_size
 from textwrap import fill
@@ -278,7 +279,9 @@ def why(
     request: Request,
     head: Annotated[str | None, "The head, such as L1H0."] = None,
     query: Annotated[int | None, "The token that looks, from 0; CLS is 0 in most models."] = None,
-    key: Annotated[int | None, "The token that it looks at. Default: the brightest."] = None,
+    key: Annotated[
+        int | None, "The token that it looks at. Default: the other token with most attention."
+    ] = None,
     sample: Annotated[int, _SAMPLE] = 0,
 ) -> None:
     """Say why a head looks from one token at another: which atoms of the two tokens match.
@@ -286,7 +289,10 @@ def why(
     Prints the pairs of atoms with the largest parts of the score, and what is left of the attention
     without the key's strongest atoms.
     """
-    layer, number = place_of(str(head))[0], number_of(str(head))
+    name = str(head).upper()
+    if not fullmatch(r"L\d{1,4}H\d{1,4}", name):
+        raise ValueError(f"--head {head}: give a head such as L1H0.")
+    layer, number = place_of(name)[0], number_of(name)
     _, inputs, _ = _one_sample(request.model, request.looked_at, sample)
     reason = ci.circuits.why_attends(request.model, inputs, layer, number, int(query or 0), key)
     pairs = reason.table().query("query_atom >= 0 and key_atom >= 0")

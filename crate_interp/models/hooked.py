@@ -204,7 +204,7 @@ class HookedModel(WeightsMixin, hook_points.PointsMixin, runtimes.CompiledMixin,
         looked = () if kwargs.get("check") else filter(runtimes.readable, floats)
         if not all(bool(x.isfinite().all()) for x in looked):
             warnings.warn(
-                "the input holds NaN or Inf: its samples get no finite answer", stacklevel=2
+                "the input holds NaN or Inf: samples with them get no finite answer", stacklevel=2
             )
         out, cache = super().run_with_cache(*args, remove_batch_dim=remove_batch_dim, **kwargs)
         named: Any = cache

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from crate_interp.circuits.attention_reasons import BIAS, STREAM, AttentionReason
+from crate_interp.circuits.attention_reasons import BIAS, OTHERS, STREAM, AttentionReason
 from crate_interp.circuits.circuit import head_name
 from crate_interp.circuits.code_swaps_result import Concentration
 from crate_interp.circuits.head_ablation import HeadAblation
@@ -181,7 +181,8 @@ def why_page(reason: AttentionReason, out: str | Path) -> Path:
     """
     pieces: Any = reason.table("pieces")
     picture: Any = reason.table("picture")
-    strongest: Any = reason.table().head(12)
+    parts = reason.table()
+    strongest: Any = parts[parts["query_atom"] > OTHERS].head(12)
     meta = reason.meta
     most = float(pieces["part"].abs().max()) or 1.0
     sides = {
@@ -199,7 +200,7 @@ def why_page(reason: AttentionReason, out: str | Path) -> Path:
             {"side": side, "x": patch % columns / columns, "y": patch // columns / rows,
              "width": 1 / columns, "height": 1 / rows}
             for side, patch in zip(("query", "key"), patches, strict=True)
-            if 0 <= patch < rows * columns
+            if 0 <= patch < rows * columns and "representative" not in meta[side]
         ]  # fmt: skip
     return write_page(
         reason,
@@ -211,6 +212,7 @@ def why_page(reason: AttentionReason, out: str | Path) -> Path:
         numbers={name: reason.table(name).head(200) for name in ("pairs", "pieces", "effects")},
         sides=sides,
         boxes=boxes,
+        spaced=all(word.isdigit() for word in meta["tokens"]),  # ids, without a tokenizer
         picture=data_uri(picture["webp"].iloc[0], "webp") if len(picture) else "",
         pairs=[
             (piece_name(row.query_layer, row.query_atom), piece_name(row.key_layer, row.key_atom),

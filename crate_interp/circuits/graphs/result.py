@@ -152,8 +152,8 @@ class AttributionGraph(Result):
     def warnings(self) -> list[str]:
         """Returns what is wrong with a graph that is not faithful, a sentence each."""
         small = max(self.beyond_size) < CLEAR and int(self.of("whole")["nodes"].iloc[0]) > 0
-        slopes, where = self.slope_agreement, self._opposite() or " on the graph's codes"
-        way = f"point the other way{where}" if slopes < 0 else "differ on the graph's codes"
+        slopes = self.slope_agreement
+        way = f"{'point the other way' if slopes < 0 else 'differ'} on the graph's codes"
         tested = len(self.of("agreement")) > 0
         reasons = {
             f"Trust effects, not attributions: attributions {way}.": slopes < FAITHFUL,
@@ -169,7 +169,7 @@ class AttributionGraph(Result):
     def _opposite(self) -> str:
         """Returns " in layer 5" for layers where attributions predict the opposite, or ""."""
         table: Any = self.of("agreement")
-        layers = [str(layer) for layer in table["layer"][table["pearson"] < 0]]
+        layers = [str(layer) for layer in table["layer"][table["high"] < 0]]
         words = " and ".join(filter(None, (", ".join(layers[:-1]), *layers[-1:])))
         return f" in layer{'s' * (len(layers) > 1)} {words}" if layers else ""
 
@@ -208,9 +208,8 @@ class AttributionGraph(Result):
             f"r = {known.min():.2f} in the worst layer, {known.max():.2f} in the best."
         )
         slopes, opposite = self.slope_agreement, self._opposite()
-        # where slopes are below 0, a warning has said it
-        words = f"Attributions point the other way{opposite}."
-        doubts = [words] * bool(opposite and not slopes < 0)
+        words = f"Attributions of other nodes point the other way{opposite}."
+        doubts = [words] * bool(opposite)
         tested += "" if np.isnan(slopes) else f" On the graph's codes r is {slopes:.2f}."
         return [
             lead,

@@ -99,6 +99,7 @@ def graph(
             raise ValueError(f"{name}={checks.quote(share)}: give a share above 0 and at most 1.")
     settings = {"freeze": tuple(name for name in FREEZABLE if name in frozen)}
     most = checks.count("most", most, least=model.cfg.n_layers)  # one in each layer
+    tests = checks.flag("tests", tests)
     settings |= {"nodes": float(nodes), "edges": float(edges), "most": most}
     digest = model_meta(model, 1)["model_digest"]
     if names is not None and getattr(names, "meta", {}).get("model_digest") != digest:
@@ -123,7 +124,10 @@ def _measured(
 ) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
     """Returns the tables and the meta of a graph."""
     more: dict[str, Any] = {}
-    with torch.enable_grad(), tqdm(total=5, desc="graph", delay=_WAIT, leave=False) as bar:
+    with (
+        torch.enable_grad(),
+        tqdm(total=5 if tests else 3, desc="graph", delay=_WAIT, leave=False) as bar,
+    ):
         cut, chosen = _chosen(model, sample, question, settings)
         case, kept = cut.case, chosen.kept
         bar.update()
