@@ -143,7 +143,7 @@ class Atlas(AtomResult):
         name, size = f"L{found['layer']}A{found['atom']}", f"{found['effect']:+.2g} nats ({ends})"
         if found["exact"]:  # other samples chose it
             where = counted(found["n"], f"other {unit}")
-            return f"Chosen as the strongest, {name} changes the loss by {size} on {where}."
+            return f"The strongest, {name}, changes the loss by {size} on {where}."
         return f"To first order, {name} changes the loss most: by {size}."
 
     def _strongest(self, layer: int | None) -> dict[str, Any]:

@@ -158,7 +158,7 @@ def why_attends(
         raise ValueError("why_attends: ToST's heads have no scores between tokens.")
     sample = questions.one_sample(model, inputs)
     if model.cfg.causal and checks.is_int(query) and 0 <= query < sample.shape[1]:
-        end = max(query, key if checks.is_int(key) else 0)
+        end = max(query, key or 0) if key is None or checks.is_int(key) else query
         sample = sample[:, : end + 1]  # later tokens change nothing
     case = _read(model, sample, layer, head, query, key)
     place = case.place
@@ -166,7 +166,7 @@ def why_attends(
         model, model(sample), None, query if model.cfg.kind == "text" else None
     )
     tables, of_atoms = _parts(case)
-    whole = float(tables["pieces"]["part"].sum()) / 2
+    whole: Any = tables["pieces"]["part"].sum() / 2
     if abs(whole - case.score) > 1e-3 * max(1.0, abs(case.score)):
         raise ValueError(
             f"the parts add up to {whole:.4g}, and the score is {case.score:.4g}: a hook changes "
