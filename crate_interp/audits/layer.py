@@ -281,6 +281,7 @@ class Bases:
     ) -> Iterator[Float[Tensor, "rows columns"]]:
         """Yields random matrices with the singular values of `matrix`, in its dtype."""
         own = torch.linalg.svdvals(matrix.double()).to(matrix) if draws else matrix
+        dtype = torch.promote_types(matrix.dtype, torch.float32)  # no QR in half precision
         for draw in range(draws):
             key = (draw, matrix.shape, matrix.dtype)
             if key not in self._drawn:
@@ -289,7 +290,7 @@ class Bases:
                     torch.randn(rows, least, generator=generator, dtype=torch.float64)
                     for rows in matrix.shape
                 ]
-                left, right = (torch.linalg.qr(one.to(matrix.dtype))[0] for one in noise)
+                left, right = (torch.linalg.qr(one.to(dtype))[0] for one in noise)
                 self._drawn[key] = left, right
             left, right = self._drawn[key]
             yield (left.to(own) * own) @ right.to(own).T

@@ -7,7 +7,8 @@ from crate_interp.core.lazy_names import lazy
 if TYPE_CHECKING:
     from crate_interp.circuits import patching
     from crate_interp.circuits.atlas_run import Atlas, atlas
-    from crate_interp.circuits.attention_reasons import AttentionReason, why_attends
+    from crate_interp.circuits.attention_reasons import why_attends
+    from crate_interp.circuits.attention_reasons_result import AttentionReason
     from crate_interp.circuits.attention_targets import head_scores, repeat_targets
     from crate_interp.circuits.attribution import LogitAttribution, logit_attribution
     from crate_interp.circuits.circuit import Circuit, Edge

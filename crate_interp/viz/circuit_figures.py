@@ -11,7 +11,7 @@ from matplotlib.patches import FancyBboxPatch, PathPatch
 from matplotlib.path import Path
 from matplotlib.transforms import Affine2D
 
-from crate_interp.circuits.attention_reasons import AttentionReason
+from crate_interp.circuits.attention_reasons_result import AttentionReason
 from crate_interp.circuits.circuit import LAST, Circuit, place_of
 from crate_interp.circuits.graphs.result import BIAS, EMBEDDING, TARGET, AttributionGraph
 from crate_interp.core import checks

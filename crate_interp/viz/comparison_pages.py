@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from crate_interp.circuits.attention_reasons import BIAS, OTHERS, STREAM, AttentionReason
+from crate_interp.circuits.attention_reasons_result import BIAS, OTHERS, STREAM, AttentionReason
 from crate_interp.circuits.circuit import head_name
 from crate_interp.circuits.code_swaps_result import Concentration
 from crate_interp.circuits.head_ablation import HeadAblation
