@@ -25,7 +25,7 @@ POINTS = (
     "attn.hook_pi", "attn.hook_contract",
 )  # fmt: skip
 MAPS = 32  # number of random output maps
-_AT_ONCE = 2**21  # numbers of a stream that are measured at a time, so that they fit the cache
+_AT_ONCE = 2**21  # numbers of a stream that are measured at a time: 16 MB in float64
 _PLACES = 2**20  # this many samples, or layers, get seeds that differ
 _STREAMS = 1009  # generators reserved for each sample or layer
 # the index of the first generator of each null; "random" uses one index per layer, counting down

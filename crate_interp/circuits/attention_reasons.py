@@ -94,9 +94,8 @@ def why_attends(
         sample = sample[:, : end + 1]  # later tokens change nothing
     case = _read(model, sample, layer, head, query, key)
     place = case.place
-    question = questions.ask_answer(
-        model, model(sample), None, query if model.cfg.kind == "text" else None
-    )
+    position = query if model.cfg.kind == "text" else None
+    question = questions.ask_answer(model, case.logits, None, position)
     tables, of_atoms = _parts(case)
     whole: Any = tables["pieces"]["part"].sum() / 2
     if abs(whole - case.score) > 1e-3 * max(1.0, abs(case.score)):
@@ -145,6 +144,7 @@ class _Case:
 
     model: HookedModel
     sample: Tensor
+    logits: Tensor
     place: _Place
     score: float
     attention: float
@@ -198,7 +198,7 @@ def _read(
     names = [*names, "attn.hook_rep", "attn.hook_u"]
     before, pattern, scores, reps, us = (full_name(name, layer) for name in names)
     wanted = {before, pattern, scores, reps, us, *posts}
-    _, cache = model.run_with_cache(sample, names_filter=lambda name: name in wanted)
+    logits, cache = model.run_with_cache(sample, names_filter=lambda name: name in wanted)
     shares = cache[pattern][0, head]  # [query, key]
     _within("query", query, range(shares.shape[0]))
     contracts = model.cfg.facts["attention"] == "cbsa"
@@ -234,7 +234,7 @@ def _read(
     atoms, codes, written = zip(*pieces, strict=True)
     roles = {side: _role(model, block, place, stream, weights[side], side) for side in WEIGHED}
     return _Case(
-        model, sample, place, score, float(shares[query, key]),
+        model, sample, logits, place, score, float(shares[query, key]),
         1 / seen, stream, torch.cat(atoms),
         torch.cat(codes, dim=1), torch.cat(written), weights, roles,
     )  # fmt: skip
@@ -258,8 +258,7 @@ def _role(
     model: HookedModel, block: Any, place: _Place, stream: Tensor, weights: Tensor, side: str
 ) -> _Role:
     """Returns how the query or the key of a place comes from the stream."""
-    attn, head = block.attn, place.head
-    norm = block.ln1
+    attn, norm, head = block.attn, block.ln1, place.head
     centred = isinstance(norm, nn.LayerNorm)
     less = stream - stream.mean(dim=-1, keepdim=True) if centred else stream
     scale = torch.ones_like(stream[:, 0])

@@ -18,6 +18,7 @@ from crate_hooks.threads import owner_of
 from crate_interp.config import CrateConfig
 from crate_interp.config.families import FAMILIES
 from crate_interp.core import checks
+from crate_interp.measures.checks import all_finite
 from crate_interp.models import hook_aliases, hook_points, runtimes
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hook_points import Hooks, NamesFilter, Selector
@@ -202,7 +203,7 @@ class HookedModel(WeightsMixin, hook_points.PointsMixin, runtimes.CompiledMixin,
             check_gradients("incl_bwd=True", self)
         floats = [x for x in args if isinstance(x, Tensor) and x.is_floating_point()]
         looked = () if kwargs.get("check") else filter(runtimes.readable, floats)
-        if not all(bool(x.isfinite().all()) for x in looked):
+        if not all(map(all_finite, looked)):
             warnings.warn(
                 "the input holds NaN or Inf: samples with them get no finite answer", stacklevel=2
             )
