@@ -50,8 +50,8 @@ def test_few_public_parameters_are_any():
 
 
 ROOT = Path(__file__).parent.parent
-CODE, TESTS, DEMOS = 29_635, 31_755, 13_612
-FILES, FUNCTIONS = 218, 2_496  # of the library
+CODE, TESTS, DEMOS = 29_988, 32_090, 13_612
+FILES, FUNCTIONS = 222, 2_514
 
 
 def lines(folder):

@@ -10,6 +10,7 @@ from types import FunctionType
 from crate_interp.measures.attention import *
 from crate_interp.measures.cuts import *
 from crate_interp.measures.gradients import *
+from crate_interp.measures.ladder import *
 from crate_interp.measures.lasso import *
 from crate_interp.measures.maps import *
 from crate_interp.measures.masks import *

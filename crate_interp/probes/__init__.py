@@ -8,6 +8,7 @@ from crate_interp.core import checks
 from crate_interp.probes.attention_probe import attention, membership, representatives
 from crate_interp.probes.compression_probe import PLACES, compression, frames, objective
 from crate_interp.probes.geometry_probe import alignment, ranks
+from crate_interp.probes.ladder_probe import ladder
 from crate_interp.probes.probe import Probe
 from crate_interp.probes.segmentation_probe import segmentation
 from crate_interp.probes.sparsity_probe import activity, sparsity
@@ -17,7 +18,7 @@ BUILT_IN: dict[str, Callable[..., Probe]] = {
     probe.__name__: probe
     for probe in (
         compression, sparsity, attention, alignment, segmentation, objective, frames, ranks,
-        activity, membership, representatives,
+        activity, membership, representatives, ladder,
     )
 }  # fmt: skip
 DEFAULT = ("compression", "sparsity", "attention", "alignment")
@@ -103,8 +104,8 @@ def _built_in_record(name: str, facts: Any) -> Statistic:
 
 __all__ = [
     "DEFAULT", "Probe", "Statistic", "activity", "alignment", "attention", "available",
-    "compression", "frames", "membership", "objective", "ranks", "representatives", "resolve",
-    "segmentation", "sparsity",
+    "compression", "frames", "ladder", "membership", "objective", "ranks", "representatives",
+    "resolve", "segmentation", "sparsity",
 ]  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from crate_interp.results.result_files import near_chance
 from crate_interp.stats.contrasts import against_networks
 from crate_interp.stats.intervals import mean_interval, paired_shares
 
+LADDER_ONLY = "ladder_only"  # the step that takes means over all samples
 ALL = -1  # the layer number of rows in which all layers take the step at once
 _PLACE = ["replacement", "layer"]
 
@@ -104,6 +105,13 @@ class SurgeryResult(Result):
         "answers": by("sample", "replacement", "layer", "mix"),
     }
     DERIVED = {"slopes": _slopes, "mixes": _mixes}
+
+    @property
+    def alone(self) -> str:
+        """Returns why this result does not merge, or "" if it does."""
+        if LADDER_ONLY not in self.meta["settings"]["replacements"]:
+            return ""
+        return f"{LADDER_ONLY} takes the mean norms over all samples: use all samples at once."
 
     def caution(self) -> str:
         """Returns `Result.caution`, and whether an accuracy near chance may be that of settings."""

@@ -37,16 +37,18 @@ from crate_interp.measures.checks import all_finite, in_full_precision
 from crate_interp.models.hooked import HookedModel, check_gradients
 from crate_interp.models.runtimes import with_weights
 from crate_interp.questions.answers import Loss, check_logits, hits, losses, true_loss
-from crate_interp.questions.asking import Perhaps, ask
+from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk, last_point
 from crate_interp.questions.edited_runs import every_entry, joined, with_gradients
-from crate_interp.questions.experiment import Pass, Question, Tables
+from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.surgeries import steps as surgical
-from crate_interp.surgeries.result import ALL, SurgeryResult
+from crate_interp.surgeries.norms import mean_norms, norm_sums
+from crate_interp.surgeries.result import ALL, LADDER_ONLY, SurgeryResult
 from crate_interp.surgeries.steps import Replacement, Step
+from crate_interp.sweeps.moments import added
 
 _POINTS = {"hook_attn_out": 0, "mlp.hook_post": 1}  # each point's part of the seed
-DEFAULT: tuple[Replacement, ...] = ("gradient", "neumann", "plus", "minus", 4, "solution")
+DEFAULT: tuple[Replacement, ...] = (*surgical.DERIVED, 4, surgical.SOLUTION)
 
 
 @with_weights
@@ -79,11 +81,14 @@ def surgery(
         labels: For images, one per sample, numbers of classes or names in cfg.labels. Default: the
             data's labels.
         replacements: Names, and numbers of proximal steps. Default: those of "gradient", "neumann",
-            "plus", "minus", 4 and "solution" that the layers can take.
+            "plus", "minus", 4 and "solution" that the layers can take. What heads owe to the norms
+            of their codes: ["flat_norms", "ladder_only", "permuted_norms", "masked_diagonal"], each
+            the control of the others (surgeries/norms.py). "ladder_only" takes the mean norm at
+            each position, which a first pass measures.
         mixes: Values of t, in [0, 1], at which the model is run.
         directions: The number of random directions, at least 2.
         eps: The precision of the rates that steps descend, above 0.
-        seed: The seed of the random directions.
+        seed: The seed of the random directions, and of the order of permuted norms.
         run: As in `ci.sweep`.
 
     Returns:
@@ -119,7 +124,7 @@ class Surgery(Question):
         numbers["seed"] = checks.count("seed", self.seed, least=0)
         check_logits(model, "surgery")
         check_gradients("surgery", model)
-        steps = _steps(model, self.replacements)
+        steps = _steps(model, self.replacements, numbers["seed"])
         if not isinstance(self.mixes, (list, tuple)):
             raise ValueError(f"mixes={self.mixes!r}: give a list of numbers in [0, 1].")
         numbers["mixes"] = sorted({surgical.check_mix(mix) for mix in self.mixes})
@@ -128,16 +133,26 @@ class Surgery(Question):
         names = [step.name for step in steps]
         return replace(self, replacements=names, steps=steps, labels=None, **numbers)
 
-    def passes(self, model: HookedModel) -> Pass:
-        """Returns the pass of the question."""
-        return Pass("surgery", partial(_of_chunk, question=self), SurgeryResult.STORED)
+    def plan(self, run: Experiment) -> Plan:
+        """Yields the passes, and returns the tables of the result."""
+        question = self
+        if any(step.name == LADDER_ONLY for step in self.steps):
+            sums = yield Pass("norms", norm_sums, {"norms": added("sums", "layer", "pos")})
+            means = mean_norms(sums["norms"], run.model)
+            steps = [
+                replace(step, means=means) if step.name == LADDER_ONLY else step
+                for step in self.steps
+            ]
+            question = replace(self, steps=steps)
+        return (yield Pass("surgery", partial(_of_chunk, question=question), SurgeryResult.STORED))
 
 
-def _steps(model: HookedModel, replacements: Sequence[Replacement] | None) -> list[Step]:
+def _steps(model: HookedModel, replacements: Sequence[Replacement] | None, seed: int) -> list[Step]:
     chosen, blocks = DEFAULT if replacements is None else replacements, range(len(model.blocks))
     if not isinstance(chosen, (list, tuple)) or not chosen:
         raise ValueError(f"replacements={replacements!r}: give a list such as ['gradient', 4].")
-    steps = [*{step.name: step for step in map(surgical.any_step, chosen)}.values()]
+    steps = [surgical.any_step(one, seed=seed) for one in chosen]
+    steps = [*{step.name: step for step in steps}.values()]
     fit = [step for step in steps if not any(step.lacking(block) for block in model.blocks)]  # pyright: ignore
     if replacements is None and fit:
         return fit

@@ -24,8 +24,11 @@ from crate_interp.models.layers.sparse_steps import Lasso
 from crate_interp.probes.layer_reading import tied_subspaces
 from crate_interp.questions.batches import check_model
 from crate_interp.results.sample_ranges import counted
+from crate_interp.surgeries.norms import MEANS, NORMS, READS, attention_of_norms, no_pattern
+from crate_interp.surgeries.result import LADDER_ONLY
 
-ATTENTION = ("gradient", "neumann", "plus", "minus")
+DERIVED = ("gradient", "neumann", "plus", "minus")
+ATTENTION = (*DERIVED, *NORMS)
 SOLUTION = "solution"
 Replacement = str | int  # a name, or a number of proximal steps
 Acts = Mapping[str, Tensor]  # activations of one layer, by point
@@ -39,7 +42,8 @@ class Step:
     name: its name in tables. point: the hook point of the layer's own step, which is replaced.
     reads: the points needed to compute the new step, in addition to `point`. make(block, acts,
     visible, eps) computes the new step; visible: which tokens each token sees, None if all.
-    lacking(block) returns why a layer cannot take it, or "".
+    lacking(block) returns why a layer cannot take it, or "". means: what ladder_only needs of each
+    layer.
     """
 
     name: str
@@ -47,12 +51,16 @@ class Step:
     reads: tuple[str, ...]
     make: Callable[[CrateBlock, Acts, Tensor | None, float], Tensor]
     lacking: Callable[[CrateBlock], str]
+    means: Sequence[Tensor] = ()
 
 
 def any_step(
-    what: Replacement, name: str = "replacement", choices: Sequence[str] = (*ATTENTION, SOLUTION)
+    what: Replacement,
+    name: str = "replacement",
+    choices: Sequence[str] = (*ATTENTION, SOLUTION),
+    seed: int = 0,
 ) -> Step:
-    """Returns the step for a name or a number of proximal steps.
+    """Returns the step for a name or a number of proximal steps. seed: the order of permuted norms.
 
     Raises ValueError, with the argument's `name`, for any other name or number.
     """
@@ -63,6 +71,9 @@ def any_step(
         return Step(words, "mlp.hook_post", reads, make, _no_lasso)
     numbers = ["a number of proximal steps"] if SOLUTION in choices else []
     chosen = checks.one_of(name, what, [*choices, *numbers])
+    if chosen in NORMS:
+        make = partial(attention_of_norms, chosen, seed)
+        return Step(chosen, "hook_attn_out", READS, make, no_pattern)
     reads = ("hook_resid_pre", "attn.hook_z")
     return Step(chosen, "hook_attn_out", reads, partial(_attention, chosen), _no_u)
 
@@ -71,6 +82,7 @@ def take_step(model: HookedModel, step: Step, layer: int, acts: Acts, eps: float
     """Returns a layer's new step from its activations at the step's point and what it reads."""
     block: Any = model.blocks[layer]
     own, visible = acts[step.point], None  # each token sees all
+    acts = {**acts, MEANS: step.means[layer]} if step.means else acts
     if model.cfg.facts.get("causal", False):
         device = torch.device(model.cfg.device)
         visible = contexts(model.cfg, own.shape[1], None, device)[layer].mask
@@ -96,7 +108,7 @@ def replaced(
     While the context is open, the output of attention (hook_attn_out) becomes `(1 - mix) own + mix
     step`, and so does the code of the sparse step (mlp.hook_post).
 
-    Each step of attention is scaled, sample by sample, to the Frobenius length of the layer's own
+    A step from the stored U is scaled, sample by sample, to the Frobenius length of the layer's own
     update. In a language model each token takes the gradient of the rate of the tokens that it
     sees, since the gradient over all tokens would reveal later tokens; tokens in a `past` are not
     counted. The steps are constants: gradients flow only through `(1 - mix) own`. The hooks are
@@ -108,7 +120,9 @@ def replaced(
             R^c(Z^l)`, the step from which arXiv 2306.01129 derives attention; "neumann" is the
             first two terms of its Neumann series (eq. 9). "plus" and "minus" are MSSA with the
             output map U_k^T (CRATE-C) or -U_k^T (CRATE-N, arXiv 2411.17182) on the layer's own
-            attn.hook_z.
+            attn.hook_z. "flat_norms", "permuted_norms" and "masked_diagonal" are the layer's own
+            attention, also of two codes, in which queries and keys have other norms, or tokens do
+            not see themselves (surgeries/norms.py).
         sparse: A number n takes n proximal steps on the layer's own lasso, with the layer's eta,
             lambd and start; "solution" takes a solution of this lasso (`measures.lasso_solution` to
             a tolerance of 3e-4).
@@ -124,6 +138,8 @@ def replaced(
             have, for a mix outside [0, 1], and if a layer has no U or no lasso; the error says why.
     """
     check_model(model)
+    if attention == LADDER_ONLY:
+        raise ValueError(f"{LADDER_ONLY!r} needs the mean norms of data: use ci.surgery.")
     steps = [] if attention is None else [any_step(attention, "attention", ATTENTION)]
     steps += [] if sparse is None else [any_step(sparse, "sparse", [SOLUTION])]
     if not steps:

@@ -25,14 +25,15 @@ if TYPE_CHECKING:
     from crate_interp.viz.explorer_page import explore
     from crate_interp.viz.graph_pages import graph
     from crate_interp.viz.heatmaps import head_ablation, heads, heatmap
+    from crate_interp.viz.ladder_figures import norm_ladder
     from crate_interp.viz.segment_pages import segment_page
 
 __all__ = [
     "ablation_page", "activations", "atlas_pages", "atoms_page", "attention",
     "attention_on_image", "audit_page", "beside", "circuit", "compare", "compare_page",
     "concentration", "concentration_page", "explore", "graph", "graph_figure", "head_ablation",
-    "head_grid", "heads", "heatmap", "layers", "segment_page", "steps", "top_tokens",
-    "why_figure", "why_page",
+    "head_grid", "heads", "heatmap", "layers", "norm_ladder", "segment_page", "steps",
+    "top_tokens", "why_figure", "why_page",
 ]  # fmt: skip
 
 _MODULE_OF, __getattr__, __dir__ = lazy(__name__, __file__)
