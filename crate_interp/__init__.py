@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from crate_interp.segmentation.run import segment
     from crate_interp.surgeries.result import SurgeryResult
     from crate_interp.surgeries.run import surgery
+    from crate_interp.surgeries.unrolling import Unrolling, unroll
     from crate_interp.sweeps.atom_statistics import AtomResult, atoms
     from crate_interp.sweeps.linear_probes import linear_probe
     from crate_interp.sweeps.result import LinearProbeResult, SweepResult
@@ -54,11 +55,12 @@ __all__ = [
     "CrateConfig",
     "HeadAblation", "HookedCrate", "HookedCrateCLIP", "HookedCrateLM", "HookedCrateMAE",
     "LinearProbeResult", "Past", "Probe", "SRRRegularizer", "SegmentResult", "SparseAutoencoder",
-    "SurgeryResult", "SweepResult", "Watch", "WatchResult", "ablate_heads", "atlas", "atoms",
+    "SurgeryResult", "SweepResult", "Unrolling", "Watch", "WatchResult", "ablate_heads", "atlas",
+    "atoms",
     "audit", "bridge", "circuits", "compare", "convert", "data", "from_bridge", "graph", "hooks",
     "linear_probe", "list_models", "load", "maps", "measures", "open_store", "probe",
     "probes", "report", "saes", "segment", "store", "surgeries", "surgery", "sweep", "to_bridge",
-    "viz", "watch",
+    "unroll", "viz", "watch",
 ]  # fmt: skip
 
 __version__ = "0.1.0"

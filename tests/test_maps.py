@@ -24,6 +24,17 @@ def cache(model, images):
     return model.run_with_cache(images)[1]
 
 
+def test_maps_of_what_patches_cost(cache, model):
+    z = cache["resid_mid", 1]
+    maps = ci.maps.token_rates(cache, 1, eps=0.4)
+    torch.testing.assert_close(maps.flatten(1), ci.measures.token_rates(z, 0.4)[:, 1:])
+    maps = ci.maps.token_rates(cache, 1, subspaces=True)
+    codes = torch.einsum("bpd,hdk->bhpk", z, model.blocks[1].attn.U)
+    wanted = ci.measures.token_rates(codes, 0.1)[..., 1:]
+    assert maps.shape == (BATCH, HEADS, *GRID)
+    torch.testing.assert_close(maps.flatten(2), wanted, rtol=1e-4, atol=1e-6)
+
+
 def test_attention_is_the_models_own_pattern(cache):
     pattern = cache["pattern", 1]
     maps = ci.maps.attention(cache, 1)

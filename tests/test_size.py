@@ -50,8 +50,8 @@ def test_few_public_parameters_are_any():
 
 
 ROOT = Path(__file__).parent.parent
-CODE, TESTS, DEMOS = 29_988, 32_090, 13_612
-FILES, FUNCTIONS = 222, 2_514
+CODE, TESTS, DEMOS = 30_231, 32_256, 14_076
+FILES, FUNCTIONS = 223, 2_531  # of the library
 
 
 def lines(folder):

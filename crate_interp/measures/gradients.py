@@ -16,6 +16,7 @@ __all__ = [
     "attention_step", "coding_rate_gradient", "first_order_step", "gradient_step", "ista_step",
     "neumann_gradient", "neumann_invalid", "neumann_step", "paper_mssa", "paper_posterior_mean",
     "posterior_mean", "subspace_attention", "subspace_coding_rate_gradient", "third_order_step",
+    "token_rates",
 ]  # fmt: skip
 
 
@@ -34,6 +35,34 @@ def coding_rate_gradient(z: Tokens, eps: float) -> Tokens:
     rates.check_rate(z, eps)
     pos, width = z.shape[-2:]
     return _solved(z.double(), width / (pos * eps**2)).to(z.dtype)
+
+
+@checks.in_full_precision
+def token_rates(z: Tokens, eps: float) -> Float[Tensor, "*batch pos"]:
+    """Returns what each token costs: how much the rate falls if the token becomes zero.
+
+    `R(Z) - R(Z without z_i) = -1/2 ln(1 - z_i . g_i)`, where g_i is row i of `coding_rate_gradient`
+    (the matrix determinant lemma). N stays, since an all-zero token counts in it. The parts do not
+    add up to R: what tokens share is in none of them.
+
+    Of the codes of a head, `token_rates(Z U_k, eps)` is what each token costs in its R^c. Computed
+    in float64. NaN or Inf in a sample gives NaN.
+
+    Args:
+        z: `[..., pos, d_model]`, or codes `[..., head, pos, d_head]`.
+        eps: The precision, above 0.
+
+    Returns:
+        `[..., pos]` in nats per token, >= 0, and 0 only for an all-zero token. Our own; the rate is
+        that of arXiv 2306.01129 eq. 1.
+
+    Raises:
+        ValueError: As `coding_rate` does.
+    """
+    rates.check_rate(z, eps)
+    wide = z.double()
+    part = (wide * coding_rate_gradient(wide, eps)).sum(dim=-1)
+    return (-0.5 * torch.log1p(-part)).to(z.dtype)
 
 
 @checks.in_full_precision

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from crate_interp.core import checks, run_options
 from crate_interp.measures import attention_map, attention_rollout, input_maps, pca_map
+from crate_interp.measures import token_rates as measured_rates
+from crate_interp.measures.rates import head_codes
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hook_points import check_atoms, check_pattern
 from crate_interp.models.hooked import HookedModel, NamesFilter
@@ -20,7 +22,7 @@ from crate_interp.probes.segmentation_probe import head_maps, points_of
 
 __all__ = [
     "attention", "attention_map", "attention_rollout", "codes", "components", "contracted",
-    "input_maps", "memberships", "pca_map", "rollout", "windowed",
+    "input_maps", "memberships", "pca_map", "rollout", "token_rates", "windowed",
 ]  # fmt: skip
 
 Grid = tuple[int, int]
@@ -140,6 +142,37 @@ def components(
     features = cache.at(point or keys, layer).flatten(2)  # [batch, pos, d]
     features = features[:, cache.model.cfg.n_special :]
     return pca_map(features, _grid(cache, features.shape[1], grid), n_components)
+
+
+def token_rates(
+    cache: CrateCache,
+    layer: int,
+    *,
+    subspaces: bool = False,
+    eps: float = 0.1,
+    point: str = "hook_resid_mid",
+    grid: Size | None = None,
+) -> Float[Tensor, "batch kind h w"]:
+    """Returns what each patch costs in coding rate (`ci.measures.token_rates`), over the grid.
+
+    Args:
+        cache: From `model.run_with_cache(x)`.
+        layer: The layer's number.
+        subspaces: False for R of the stream, one map; True for R^c, a map for each head.
+        eps: The precision, above 0.
+        point: The point of the stream.
+        grid: Rows and columns of patches, needed if the images do not have the model's own size.
+
+    Raises:
+        KeyError or ValueError: As `attention` does, and for subspaces of a layer without U.
+    """
+    _check(cache)
+    z, u = cache.at(point, layer), getattr(cache.model.blocks[layer].attn, "U", None)
+    if subspaces and u is None:
+        raise ValueError(f"layer {layer} has no subspaces U: its queries and keys are two codes.")
+    tokens = head_codes(z, u.detach()) if subspaces else z[:, None]
+    costs = measured_rates(tokens, eps)[..., cache.model.cfg.n_special :]
+    return costs.unflatten(-1, _grid(cache, costs.shape[-1], grid))
 
 
 def memberships(

@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     from crate_interp.surgeries.result import SurgeryResult
     from crate_interp.surgeries.run import surgery
     from crate_interp.surgeries.steps import replaced
+    from crate_interp.surgeries.unrolling import Unrolling, unroll
 
-__all__ = ["SurgeryResult", "replaced", "surgery"]
+__all__ = ["SurgeryResult", "Unrolling", "replaced", "surgery", "unroll"]
 
 _MODULE_OF, __getattr__, __dir__ = lazy(__name__, __file__)

@@ -68,14 +68,14 @@ def any_step(
         count = None if what == SOLUTION else checks.count(name, what)
         words = SOLUTION if count is None else counted(count, "steps")
         reads, make = ("ln2.hook_normalized",), partial(_sparse, count)
-        return Step(words, "mlp.hook_post", reads, make, _no_lasso)
+        return Step(words, "mlp.hook_post", reads, make, no_lasso)
     numbers = ["a number of proximal steps"] if SOLUTION in choices else []
     chosen = checks.one_of(name, what, [*choices, *numbers])
     if chosen in NORMS:
         make = partial(attention_of_norms, chosen, seed)
         return Step(chosen, "hook_attn_out", READS, make, no_pattern)
     reads = ("hook_resid_pre", "attn.hook_z")
-    return Step(chosen, "hook_attn_out", reads, partial(_attention, chosen), _no_u)
+    return Step(chosen, "hook_attn_out", reads, partial(_attention, chosen), no_subspaces)
 
 
 def take_step(model: HookedModel, step: Step, layer: int, acts: Acts, eps: float) -> Tensor:
@@ -194,7 +194,7 @@ def _attention(
     name: str, block: CrateBlock, acts: Acts, visible: Tensor | None, eps: float
 ) -> Float[Tensor, "batch pos d_model"]:
     u = tied_subspaces(block)
-    assert u is not None  # _no_u has checked this
+    assert u is not None  # no_subspaces has checked this
     u, z, own = u.detach(), acts["hook_resid_pre"], acts["hook_attn_out"]
     if name in ("plus", "minus"):
         update = written(acts["attn.hook_z"].transpose(1, 2), u)
@@ -252,18 +252,20 @@ def _sparse(
 ) -> Float[Tensor, "batch pos d_mlp"]:
     """Returns the code after a number of proximal steps, or a solution of the lasso for None."""
     lasso, x = block.mlp.lasso(), acts["ln2.hook_normalized"]
-    assert isinstance(lasso, Lasso), lasso  # _no_lasso has checked this
+    assert isinstance(lasso, Lasso), lasso  # no_lasso has checked this
     if count is None:
         return measures.lasso_solution(x, lasso.d, lasso.lambd, tol=3e-4)
     return replace(lasso, count=count).run(x, lasso.lambd)[0]
 
 
-def _no_u(block: CrateBlock) -> str:
+def no_subspaces(block: CrateBlock) -> str:
+    """Returns why a block has no subspaces U, or ""."""
     if tied_subspaces(block) is not None:
         return ""
     return "queries, keys and values are three codes: the layer has no subspaces U"
 
 
-def _no_lasso(block: CrateBlock) -> str:
+def no_lasso(block: CrateBlock) -> str:
+    """Returns why a block's sparse step has no lasso, or ""."""
     lasso = block.mlp.lasso()
     return lasso if isinstance(lasso, str) else ""

@@ -70,10 +70,10 @@ def norm_ladder(
     norms = torch.linalg.vector_norm(codes, dim=-1)
     flat = measures.with_norms(codes[None], norms.mean())[0]
     figure, ((left, right),) = canvas.panels(ax, (1, 2), (PAGE, 2.6), (0.0, 0.12), dpi)
-    count = f"{_stairs(left, codes, visible)} of {len(codes)} tokens look at another"
+    count = f"{_stairs(left, codes, visible)} of {len(codes)} tokens look up to another"
     equal = f"With equal norms: {_stairs(right, flat, visible)} of {len(codes)}"
     right.set_ylim(left.get_ylim())
-    for axes, text in ((left, f"L{layer}H{head}: {count}, and only upwards"), (right, equal)):
+    for axes, text in ((left, f"L{layer}H{head}: {count}"), (right, equal)):
         canvas.set_title(axes, title if axes is left else None, text)
         axes.set_xlabel("token", fontsize=TEXT)
         axes.tick_params(labelsize=SMALL)

@@ -4,8 +4,8 @@
 
 A tied head scores u_p . u_j, so that a token prefers another to itself only if the other's code is
 longer by more than their distance (`ci.measures.norm_ladder`). Two questions follow. Do trained
-networks live on the norms of their codes? Five trainings of crate-tiny-induction, and three of its
-twin of free queries, keys and values, take their attention with queries and keys of other norms.
+networks live on the norms of their codes? Trainings of crate-tiny-induction, and of its twin of
+free queries, keys and values, take their attention with queries and keys of other norms.
 And does tying keep a network from learning? A toy binds: three pairs "key value", of one
 vocabulary, then QUERY and a key; wanted is its value, at the last token, and the first position is
 drawn at random. Guessing one of the three values gives 1/3.

@@ -36,6 +36,7 @@ SMALL: dict[str, dict[str, Any]] = {  # streamed verb -> what makes it small
     "segment": {"untrained": 1},
     "linear_probe": {},
     "surgery": {"directions": 2, "mixes": (0.5,)},
+    "unroll": {"steps": (1, 3)},
     "audit": {"untrained": 1, "grid": False, "lasso_tokens": 2},
     "circuits.composition": {"through": "data", "draws": 100},
     "circuits.concentration": {"k": (2, 5), "rotations": 2, "untrained": 1},
@@ -192,6 +193,8 @@ def _options() -> Iterator[Case]:
     yield streamed("ablate_heads", "crate", screen=4)
     yield streamed("surgery", "crate", replacements=["gradient", 1], seed=1, eps=0.3)
     yield streamed("surgery", "crate", labels=FORTY[:N])
+    yield streamed("unroll", "crate-lm", eta=0.2, lambd=0.3)
+    yield streamed("unroll", "crate", of="attention", eps=0.3, seed=1, labels=FORTY[:N])
     yield streamed("surgery", "crate-lm", replacements=["flat_norms", "ladder_only"], seed=1)
     yield streamed("surgery", "crate", replacements=["permuted_norms", "masked_diagonal"])
     yield streamed("circuits.composition", "crate", role="k", seed=1)

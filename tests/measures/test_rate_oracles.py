@@ -25,6 +25,25 @@ def blocks(u, per_class, energy):
     return torch.cat(frames), torch.arange(len(u)).repeat_interleave(per_class)
 
 
+def test_a_token_costs_what_the_rate_falls_without_it():
+    z, u = draw(1, 3, 13, 7), draw(2, 5, 7, 3)
+    costs, codes = m.token_rates(z, 0.3), torch.einsum("bpd,hdk->bhpk", z, u)
+    for token in (0, 11):
+        without = z.clone()
+        without[:, token] = 0
+        close(costs[:, token], m.coding_rate(z, 0.3) - m.coding_rate(without, 0.3), 1e-10)
+        change = m.subspace_coding_rate(z, u, 0.3) - m.subspace_coding_rate(without, u, 0.3)
+        close(m.token_rates(codes, 0.3)[..., token], change, 1e-10)
+    turn = torch.linalg.qr(draw(3, 7, 7))[0]
+    close(m.token_rates(z @ turn, 0.3), costs, 1e-10)
+    close(m.token_rates(z.float(), 0.3).double(), costs, 1e-5)
+    z[1, 4, 2], z[2, 6] = math.nan, 0
+    costs = m.token_rates(z, 0.3)
+    assert costs.isnan().all(dim=1).tolist() == [False, True, False] and costs[2, 6] == 0
+    with pytest.raises(ValueError, match="eps=0"):
+        m.token_rates(z, 0.0)
+
+
 # rates
 
 
