@@ -87,8 +87,6 @@ def test_octaves_count_the_values_by_powers_of_two():
     assert histograms(table) == {(5, 0): wanted, (5, 1): [0] * 12}
     twice = merged_sums(table, table, {})
     assert histograms(twice)[5, 0] == [2 * count for count in wanted]
-    older = table.drop(columns=[name for name in table if name.startswith("octave")])
-    assert histograms(merged_sums(table, older, {})) == {}
 
 
 IMAGES = torch.randn(34, 3, 6, 20, generator=torch.Generator().manual_seed(3))

@@ -9,7 +9,7 @@ import pandas as pd
 from crate_interp.core import checks
 from crate_interp.core.safe_text import notebook_view, table_in_html
 from crate_interp.probes.segmentation_probe import RESOLUTIONS, RULES
-from crate_interp.results.result import Result, as_text, by
+from crate_interp.results.result import Cells, Result, Table, as_text, by
 from crate_interp.segmentation.scores import (
     WAYS,
     WITHOUT_NETWORK,
@@ -37,9 +37,7 @@ CELL = {"other_image": "mask of another image", "random": "random order", "untra
 SHOWN, MEDIAN = 3, 2  # images in each of "best" and "worst"; images in "median"
 
 
-def merged_examples(
-    mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]
-) -> pd.DataFrame:
+def merged_examples(mine: Table, theirs: Table, meta: Mapping[str, Any]) -> Table:
     """Returns the best, median and worst among the examples of both results.
 
     Each example keeps the head and score of its own result. The median examples are two of the four
@@ -106,9 +104,7 @@ class SegmentResult(Result):
         rows = table[(table["rule"] == rule) & (table["resolution"] == resolution)]
         return rows.reset_index(drop=True)
 
-    def cells(
-        self, rule: str = "mass", resolution: str = "token"
-    ) -> tuple[list[str], list[list[str]]]:
+    def cells(self, rule: str = "mass", resolution: str = "token") -> Cells:
         """Returns header and rows as text: a row per layer, a column per way.
 
         A cell holds the value, then in brackets the chance levels that CELL names.
