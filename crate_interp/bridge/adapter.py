@@ -36,8 +36,8 @@ class Part(GeneralizedComponent):
     def __init__(self, name: str, submodules: dict[str, GeneralizedComponent] | None = None):
         # not super(), because an attention part is an AttentionBridge only by name
         GeneralizedComponent.__init__(self, name, submodules=submodules)
-        self.__dict__["linked"] = set()
-        self.__dict__["root"] = None  # in __dict__, so that it is not a submodule
+        # in __dict__, so that the root is not a submodule
+        self.__dict__.update(linked=set(), root=None, given=None)
 
     @property
     def wrapped(self) -> Any:
@@ -53,10 +53,6 @@ class Part(GeneralizedComponent):
 
 class EmbedPart(Part):
     """Embeds tokens or images. `given`: vectors to use instead of the tokens' embeddings."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.__dict__["given"] = None
 
     def forward(self, first: Tensor, *args: object, **kwargs: object) -> Any:
         """Returns the embedding, or the given replacement."""

@@ -201,9 +201,8 @@ def build(
     config._attn_implementation = "eager"  # other implementations return no attention patterns
     chosen = adapter or OURS.get(name)
     if chosen is None:
-        return sources.build_bridge_from_module(
-            network, name, hf_config=config, tokenizer=tokenizer
-        )
+        options: Any = {"hf_config": config, "tokenizer": tokenizer}
+        return sources.build_bridge_from_module(network, name, **options)
     made = chosen(sources.build_bridge_config_from_hf(config, name, name, dtype))
     made.prepare_model(network)
     made.cfg.device = str(next(network.parameters()).device)

@@ -23,17 +23,13 @@ from crate_interp.models.language import HookedCrateLM
 from crate_interp.models.sae import SAEConfig, SparseAutoencoder
 from crate_interp.models.vision import HookedCrate
 
-_MODELS = {
-    "vision": HookedCrate,
-    "mae": HookedCrateMAE,
-    "text": HookedCrateLM,
-    "clip": HookedCrateCLIP,
-}
+_MODELS = dict(vision=HookedCrate, mae=HookedCrateMAE, text=HookedCrateLM, clip=HookedCrateCLIP)
 _HEAD = ("unembed.", "features.")  # beginnings of the parameters of a classifier's head
 _PUBLISHED = (224, 224)  # the size of all published models: not a guess
 _SHOWN = 12  # maximum number of keys to list on each side of a mismatch
 _SHOWN_FROM = 2**28  # bytes; the bar is invisible for fewer
 _SMALL = 2**16  # maximum count of numbers in a tensor that a tolerant layout leaves out
+Origins = dict[str, Fields]  # where fields of a config come from -> these fields
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,7 @@ class Parts:
     cfg: CrateConfig | SAEConfig
     tensors: dict[str, Tensor]
     target_of: dict[str, str]
-    origins: dict[str, Fields]
+    origins: Origins
 
 
 def build(contents: Contents, dtype: torch.dtype) -> Any:
@@ -154,9 +150,7 @@ def _published_parts(contents: Contents) -> Parts:
     return Parts(words, cfg, tensors, target_of, origins)
 
 
-def _config(
-    layout: Layout, shapes: Shapes, contents: Contents
-) -> tuple[CrateConfig, dict[str, Fields]]:
+def _config(layout: Layout, shapes: Shapes, contents: Contents) -> tuple[CrateConfig, Origins]:
     """Returns the config of a file in a published layout, and the origins of its settings.
 
     A field has the value of the first source that gives one: the caller, the registry, the file's

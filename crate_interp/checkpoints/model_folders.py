@@ -33,9 +33,7 @@ def read_own_config(folder: Path, overrides: dict[str, Any]) -> CrateConfig | SA
     path = folder / CONFIG
     content = read_json(path)
     if not isinstance(content, dict) or content.get("library") != LIBRARY:
-        raise CheckpointError(
-            f"{path} was not written by crate_interp: give the weight file in that folder instead."
-        )
+        raise CheckpointError(f"{path} was not written by crate_interp: give its weight file.")
     if content.get("format") != 1:
         raise CheckpointError(f"{path} has format {content.get('format')!r}; this version reads 1.")
     try:
@@ -51,10 +49,8 @@ def read_own_config(folder: Path, overrides: dict[str, Any]) -> CrateConfig | SA
     for name in STRUCTURE:
         headless = name == "n_classes" and cfg.kind == "vision" and cfg.n_classes == 0
         if name in overrides and getattr(cfg, name) != getattr(stored, name) and not headless:
-            raise CheckpointError(
-                f"{name}={overrides[name]!r} contradicts {path}, which says "
-                f"{getattr(stored, name)!r}."
-            )
+            said = f"which says {getattr(stored, name)!r}"
+            raise CheckpointError(f"{name}={overrides[name]!r} contradicts {path}, {said}.")
     return cfg
 
 
@@ -69,10 +65,12 @@ def weights_of(folder: Path, revision: str | None, elsewhere: str | None = None)
     if revision is None:
         return folder / WEIGHTS
     if revision not in steps:
-        ways = f"give one of {', '.join(names)}, or None." if names else elsewhere
-        raise CheckpointError(
-            f"{folder.name} has no revision {revision!r}: {ways or 'it has no steps.'}"
+        ways = (
+            f"give one of {', '.join(names)}, or None."
+            if names
+            else elsewhere or "it has no steps."
         )
+        raise CheckpointError(f"{folder.name} has no revision {revision!r}: {ways}")
     return steps[revision]
 
 
@@ -176,7 +174,6 @@ def files_of(index: object, where: str, suffix: str) -> list[str]:
         raise CheckpointError(f"{where} has no weight_map: it is not a weight index.")
     for name in mapped.values():
         if not isinstance(name, str) or name != Path(name).name or not name.endswith(suffix):
-            raise CheckpointError(
-                f"{where} names {str(name)[:80]!r}: expected {suffix} files in the same folder."
-            )
+            said = f"{where} names {str(name)[:80]!r}"
+            raise CheckpointError(f"{said}: expected {suffix} files in the same folder.")
     return sorted(set(mapped.values()))

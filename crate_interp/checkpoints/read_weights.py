@@ -277,13 +277,11 @@ def check_weights(tensors: Mapping[str, Tensor], where: str, dtype: torch.dtype)
         check_dense(name, value, where)
         if not all_finite(value):
             count = int((~value.isfinite()).sum())
-            raise CheckpointError(
-                f"{where}: {name} holds {count} NaN or Inf among its {value.numel()} numbers."
-            )
+            said = f"{where}: {name} holds {count} NaN or Inf"
+            raise CheckpointError(f"{said} among its {value.numel()} numbers.")
         if value.dtype != dtype and not all_finite(value.to(dtype)):
-            raise CheckpointError(
-                f"{where}: {name} holds numbers too large for {dtype}: load it with another dtype."
-            )
+            said = f"{where}: {name} holds numbers too large for {dtype}"
+            raise CheckpointError(f"{said}: load it with another dtype.")
 
 
 def check_dense(name: str, value: Tensor, where: str) -> None:
@@ -293,5 +291,5 @@ def check_dense(name: str, value: Tensor, where: str) -> None:
         kind = "on the meta device" if value.is_meta else value.layout
     if kind not in DTYPES:
         raise CheckpointError(
-            f"{where}: {name} is {kind}; expected a dense floating point tensor of 16 bits or more."
+            f"{where}: {name} is {kind}; expected a dense floating tensor, 16 bits up."
         )

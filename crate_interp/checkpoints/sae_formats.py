@@ -106,7 +106,7 @@ def read_saelens(folder: Path, overrides: Mapping[str, Any]) -> Contents:
     for name, value in tensors.items():
         read_weights.check_dense(name, value, where)
     sizes = _sizes(tensors, values, where)
-    _fold(tensors, sizes, values, where)
+    _fold(tensors, sizes["d_sae"], values, where)
     return Contents(tensors, where, family="sae", cfg=SAEConfig(**fields, **sizes))
 
 
@@ -123,9 +123,8 @@ def _fields(values: dict[str, Any], activation: object, config: Path) -> dict[st
         ("hook_head_index", values["hook_head_index"], (None,)),
     ):
         if value not in known:
-            raise CheckpointError(
-                f"{config}: {name}={checks.quote(value)} is none of {', '.join(map(str, known))}."
-            )
+            some = ", ".join(map(str, known))
+            raise CheckpointError(f"{config}: {name}={checks.quote(value)} is none of {some}.")
     if normalize == _AVERAGE and factor is None:
         raise CheckpointError(
             f"{config}: normalize_activations is {_AVERAGE!r}, but the factor is missing: "
@@ -144,11 +143,8 @@ def _fields(values: dict[str, Any], activation: object, config: Path) -> dict[st
     }
 
 
-def _fold(
-    tensors: dict[str, Tensor], sizes: dict[str, int], values: dict[str, Any], where: str
-) -> None:
+def _fold(tensors: dict[str, Tensor], d_sae: int, values: dict[str, Any], where: str) -> None:
     """Folds the factors and norms of features into the weights."""
-    d_sae = sizes["d_sae"]
     architecture = values.get("architecture", "standard")
     scale = tensors.pop("scaling_factor", torch.ones(d_sae))  # of features, from fine-tuning
 

@@ -189,9 +189,8 @@ def _row(source: Source, row: dict[str, Any]) -> Contents:
     """
     repo, file = row["repo"], row["file"]
     if file is None and row["link"] is None:
-        raise CheckpointError(
-            f"{row['name']}: {row['note']}. Give a file of the repo: ci.load({repo!r}, file='...')."
-        )
+        ways = f"Give a file of the repo: ci.load({repo!r}, file='...')."
+        raise CheckpointError(f"{row['name']}: {row['note']}. {ways}")
     if file is None:
         fields = ", ".join(f"{name}={value!r}" for name, value in row["config"].items())
         raise CheckpointError(
@@ -271,9 +270,7 @@ def _fetch(kind: str, folder: Path | None, net: dict[str, Any]) -> "PreTrainedTo
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
     except Exception as error:  # the tokenizers library raises bare exceptions
-        raise CheckpointError(
-            f"{path} is not a {path.name} that the tokenizers library can read: {error}"
-        ) from None
+        raise CheckpointError(f"the tokenizers library cannot read {path}: {error}") from None
 
 
 def read_tiktoken(content: bytes) -> "PreTrainedTokenizerFast":
@@ -321,8 +318,7 @@ def _state_of_encoding(content: bytes) -> dict[str, Any]:
         def find_class(self, module: str, name: str) -> type:
             if f"{module}.{name}" == _ENCODING:
                 return Encoding
-            raise CheckpointError(
-                f"the tokenizer's pickle asks for {module}.{name}, not {_ENCODING}: nothing ran."
-            )
+            said = f"the tokenizer's pickle asks for {module}.{name}"
+            raise CheckpointError(f"{said}, not {_ENCODING}: nothing ran.")
 
     return Reader(io.BytesIO(content)).load().state

@@ -29,11 +29,7 @@ _OF_BLOCK: dict[str, tuple[str, ...]] = {
     "mlp": ("W_in", "b_in", "W_out", "b_out"),
 }
 # part of a model -> TransformerLens' names of its weights
-_OF_MODEL: dict[str, tuple[str, ...]] = {
-    "embed": ("W_E",),
-    "ln_final": ("w", "b"),
-    "unembed": ("W_U", "b_U"),
-}
+_OF_MODEL = {"embed": ("W_E",), "ln_final": ("w", "b"), "unembed": ("W_U", "b_U")}
 
 # classes or tokens, by number or name; in lists, or as a tensor of numbers
 Answer = int | np.integer | str

@@ -4,7 +4,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, Unpack, cast
+from typing import Any, Unpack, cast
 
 import numpy as np
 import pandas as pd
@@ -114,7 +114,9 @@ class Segment(Question):
     untrained: int
     result = SegmentResult
 
-    def opened(self, model: HookedModel, data: Data, options: RunOptions) -> tuple[Self, Samples]:
+    def opened(
+        self, model: HookedModel, data: Data, options: RunOptions
+    ) -> tuple["Segment", Samples]:
         """Opens the data, and fills in what model and samples decide."""
         samples = samples_of(model, data, options)
         check_masks([self.probe], samples, options.skip_bad)

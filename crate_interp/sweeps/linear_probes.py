@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Self, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
@@ -98,7 +98,9 @@ class LinearProbe(Question):
     forward: Forward = field(default=run_layers, repr=False)
     result = LinearProbeResult
 
-    def opened(self, model: HookedModel, data: Data, options: RunOptions) -> tuple[Self, Samples]:
+    def opened(
+        self, model: HookedModel, data: Data, options: RunOptions
+    ) -> tuple["LinearProbe", Samples]:
         """Opens the data, and fills in what model and samples decide."""
         checks.count("seed", self.seed, least=0)
         if not checks.is_number(self.test) or not 0 < self.test <= 0.5:

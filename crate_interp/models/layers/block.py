@@ -1,6 +1,6 @@
 """One layer: compress, then sparsify. A plain transformer's layer has the same parts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,12 +16,7 @@ from crate_interp.models.layers.patternless import CBSA, TSSA
 from crate_interp.models.layers.sparse_steps import MLP, STEPS, SparseStep
 
 # `attention` of a family -> its class
-ATTENTIONS: dict[str, Callable[[CrateConfig], Attention]] = {
-    "mssa": MSSA,
-    "tssa": TSSA,
-    "cbsa": CBSA,
-    "self": SelfAttention,
-}
+ATTENTIONS = {"mssa": MSSA, "tssa": TSSA, "cbsa": CBSA, "self": SelfAttention}
 
 
 class Layer(HookedPart):
