@@ -65,12 +65,9 @@ def weights_of(folder: Path, revision: str | None, elsewhere: str | None = None)
     if revision is None:
         return folder / WEIGHTS
     if revision not in steps:
-        ways = (
-            f"give one of {', '.join(names)}, or None."
-            if names
-            else elsewhere or "it has no steps."
-        )
-        raise CheckpointError(f"{folder.name} has no revision {revision!r}: {ways}")
+        ways = f"give one of {', '.join(names)}, or None." if names else elsewhere
+        said = f"{folder.name} has no revision {revision!r}"
+        raise CheckpointError(f"{said}: {ways or 'it has no steps.'}")
     return steps[revision]
 
 

@@ -270,7 +270,7 @@ def _fetch(kind: str, folder: Path | None, net: dict[str, Any]) -> "PreTrainedTo
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
     except Exception as error:  # the tokenizers library raises bare exceptions
-        raise CheckpointError(f"the tokenizers library cannot read {path}: {error}") from None
+        raise CheckpointError(f"{path} is not a {path.name} that can be read: {error}") from None
 
 
 def read_tiktoken(content: bytes) -> "PreTrainedTokenizerFast":

@@ -99,7 +99,7 @@ class Run(Pass, total=False):
     resume: Annotated[bool, "Continue where an earlier call stopped."]
     shard: Annotated[str | None, "i/n, i from 0: measure every n-th chunk; not with torchrun."]
     engine: Annotated[str, "local, or ray for a Ray cluster."]
-    tag: Annotated[str | None, "Names what the run reads but cannot compare: an open file."]
+    tag: Annotated[str | None, "A name for what the run reads but cannot compare, as an open file."]
 
 
 @dataclass(frozen=True)

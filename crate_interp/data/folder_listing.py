@@ -89,7 +89,7 @@ def first_folders(names: Iterable[str]) -> list[str] | None:
     return [known[folder] for folder, _ in pairs] if all(slash for _, slash in pairs) else None
 
 
-def folder_samples(where: str, how: ImageReading) -> Samples:
+def folder_samples(where: str | Path, how: ImageReading) -> Samples:
     """Returns the pictures under a folder. There are no masks.
 
     If every picture is in a sub-folder, the sub-folders are the labels, and the pictures of each

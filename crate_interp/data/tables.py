@@ -82,6 +82,11 @@ def from_hub(name: str) -> Table:
         raise ValueError(f"cannot load 'hf:{name}': {plain(error, 300)}") from error
 
 
+def hub_samples(name: str, how: ImageReading) -> Samples:
+    """Returns the samples of a data set on the Hub."""
+    return table_samples(from_hub(name), how)
+
+
 def table_samples(table: Table, how: ImageReading, fingerprint: str | None = None) -> Samples:
     """Returns the images of a table as samples, with labels and masks if there are any.
 
