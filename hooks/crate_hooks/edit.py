@@ -396,7 +396,7 @@ def _like(source: Tensor, tensor: Tensor, hook: Any) -> Tensor:
     same = source.ndim == tensor.ndim and source.shape[1:] == tensor.shape[1:]
     if not same or len(source) not in (1, len(tensor)):
         raise ValueError(
-            f"the source is {list(source.shape)}, but {_at(hook)} is {list(tensor.shape)}: give the "
+            f"the source is {list(source.shape)}, but {_at(hook)} is {list(tensor.shape)}: give "
             "activations of this point in a run of the same shape, or of one sample."
         )
     return source.to(tensor).expand_as(tensor).clone()  # a hook after this one may write into it
