@@ -290,6 +290,5 @@ def check_dense(name: str, value: Tensor, where: str) -> None:
     if value.layout != torch.strided or value.is_meta:
         kind = "on the meta device" if value.is_meta else value.layout
     if kind not in DTYPES:
-        raise CheckpointError(
-            f"{where}: {name} is {kind}; expected a dense floating tensor, 16 bits up."
-        )
+        said = f"{where}: {name} is {kind}"
+        raise CheckpointError(f"{said}; expected a dense floating point tensor of 16 bits or more.")

@@ -196,9 +196,7 @@ def evidence(differences: pd.DataFrame) -> pd.Series:
     return table["holds"] & (table["excess_p"] <= LEVEL) if known else table["holds"]
 
 
-def list_of_largest(
-    result: Result, named: Callable[[str], str] = str, count: int = LARGEST
-) -> list[str]:
+def list_of_largest(result: Result, named: Callable = str, count: int = LARGEST) -> list[str]:
     """Returns the largest differences as texts, with their intervals.
 
     named: a function that returns the title of a "probe.statistic".

@@ -219,12 +219,10 @@ class NumberedTexts:
             yield text
 
 
-def windows_of_texts(
-    window_rows: WindowRows, texts: Iterable[str]
-) -> Iterator[tuple[list[int], int]]:
+def windows_of_texts(cut: WindowRows, texts: Iterable[str]) -> Iterator[tuple[list[int], int]]:
     """Yields each window of tokens, with the number of the text that its last token is of."""
     numbered = NumberedTexts(texts)
-    for row in window_rows(numbered):
+    for row in cut(numbered):
         yield row, numbered.number
 
 

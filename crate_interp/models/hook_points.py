@@ -25,10 +25,7 @@ Hooks = Sequence[tuple[str | Selector, Callable]]
 
 _WAYS = "the name of a hook point, names, a function of a name, or a compiled regular expression"
 # The kinds of attention without a pattern -> what stands in its place.
-PATTERNLESS = {
-    "tssa": "memberships, attn.hook_pi",
-    "cbsa": "representatives, which read the tokens by attn.hook_contract",
-}
+PATTERNLESS = {"tssa": "memberships, attn.hook_pi", "cbsa": "representatives, attn.hook_contract"}
 
 # Points that fire only while a switch of model.cfg is on.
 _SPLIT = dict.fromkeys((f"attn.hook_{role}_input" for role in "qkv"), "use_split_qkv_input")

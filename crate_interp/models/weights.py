@@ -165,11 +165,8 @@ class WeightsMixin:
 
     def blocks_with(self, submodule: str) -> list[tuple[int, nn.Module]]:
         """Returns `(layer, block)` of the layers that have a part of this name, such as "attn"."""
-        return [
-            (layer, block)
-            for layer, block in enumerate(self.blocks)
-            if submodule in dict(block.named_children())
-        ]
+        blocks = enumerate(self.blocks)
+        return [(n, one) for n, one in blocks if submodule in dict(one.named_children())]
 
     @property
     def n_params_total(self) -> int:

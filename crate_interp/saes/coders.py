@@ -247,9 +247,7 @@ def _at(model: Model, name: str, sae: Coder, error: bool) -> Iterator[None]:
             model.mod_dict.pop(f"{name}.{part}", None)
 
 
-def _replace(
-    point: nn.Module, coder: object, x: Tensor, name: str, sae: Coder, error: bool
-) -> Tensor:
+def _replace(point: nn.Module, _: object, x: Tensor, name: str, sae: Coder, error: bool) -> Tensor:
     """Returns the replacement of x at a point."""
 
     def hooked(part: str, value: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import pandas as pd
 from jaxtyping import Bool, Float, Shaped
 
 from crate_interp.stats import bootstrap, contrasts
-from crate_interp.stats.contrasts import Groups
+from crate_interp.stats.contrasts import Difference, Groups
 
 SPLITS = 50
 _Z = NormalDist().inv_cdf((1 + bootstrap.CONFIDENCE) / 2)
@@ -92,7 +92,7 @@ def linearised_ratio(above: Values, below: Float[np.ndarray, "n #c"]) -> Values:
     return ratio + (above - ratio * below) / share
 
 
-def paired_shares(values: Values) -> contrasts.Difference:
+def paired_shares(values: Values) -> Difference:
     """Returns, for each column, the difference of two paired shares.
 
     A column holds 1, 0 or -1 for each of n samples, and its mean is the difference. Let b be the
@@ -117,7 +117,7 @@ def paired_shares(values: Values) -> contrasts.Difference:
         ends.append(np.where(_within(more, less, n, np.full_like(middle, far)), far, inside))
     p = 2 * bdtr(np.minimum(more, less), (more + less).astype(int), 0.5)
     p = np.where(more + less > 0, np.minimum(p, 1.0), 1.0)
-    return contrasts.Difference(middle, blank, ends[0], ends[1], p)
+    return Difference(middle, blank, ends[0], ends[1], p)
 
 
 def _within(values: np.ndarray, less: np.ndarray, n: int, difference: np.ndarray) -> np.ndarray:
@@ -154,9 +154,7 @@ def halves(
     return np.stack([random.permutation(first) for _ in range(draws)])[:, member]
 
 
-def over_splits(
-    scores: Float[np.ndarray, "draw n c"], groups: Groups = None
-) -> contrasts.Difference:
+def over_splits(scores: Float[np.ndarray, "draw n c"], groups: Groups = None) -> Difference:
     """Returns the mean over samples and splits of scores `[draw, n, column]`, with its interval.
 
     In each split a choice was made on one half of the samples and scored on the other. The number

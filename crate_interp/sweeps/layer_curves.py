@@ -254,10 +254,7 @@ KINDS = {
     "possible, so its R is the highest. It has no structure. Tokens that fill few directions (see "
     "the probe ranks) have a lower R and a lower R^c.",
 }
-IN_BRACKETS = (
-    "Brackets say in how many samples the model is better, that is, has a lower R^c, or a higher "
-    "R - R^c."
-)
+IN_BRACKETS = "In brackets: samples in which the model is better (lower R^c, or higher R - R^c)."
 
 
 def controls_table(result: Result, name: str) -> Cells:

@@ -473,14 +473,9 @@ def _axis(name: str, tensor: Tensor, hook: Any) -> int:
         return 2
     if name == "positions" and tensor.ndim in (3, 4) and place is not None:
         return place
-    wanted = {
-        "heads": "[batch, pos, head, ...]",
-        "atoms": "[batch, pos, atom]",
-        "positions": "[batch, pos, ...]",
-    }[name]
-    raise ValueError(
-        f"{_at(hook)} is {list(tensor.shape)} and has no {name}: give a point with axes {wanted}."
-    )
+    axes = {"heads": "head, ...", "atoms": "atom", "positions": "..."}[name]
+    said = f"{_at(hook)} is {list(tensor.shape)} and has no {name}"
+    raise ValueError(f"{said}: give a point with axes [batch, pos, {axes}].")
 
 
 def _numbers(name: str, which: Chosen) -> list[int]:
