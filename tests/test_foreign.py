@@ -8,7 +8,7 @@ import crate_interp as ci
 import foreign
 from conftest import refuses
 from crate_hooks import edit
-from crate_interp.bridge.hooked_to_bridge import build
+from crate_interp.bridge.adapter import build
 from crate_interp.models.hooked import check_hooked
 from crate_interp.models.weights import model_digest
 from crate_interp.questions.answers import losses

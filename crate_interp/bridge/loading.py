@@ -144,8 +144,8 @@ def load(
         return load_crate(source, family=family, revision=revision, **options)
     if not (folder / _WEIGHTS).exists() and not (folder / _SHARDS).exists():
         raise CheckpointError(_no_safetensors(str(folder)))
+    from crate_interp.bridge.adapter import build
     from crate_interp.bridge.bridge_to_hooked import from_bridge
-    from crate_interp.bridge.hooked_to_bridge import build
 
     name = str(source)
     try:

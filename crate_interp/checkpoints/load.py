@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from crate_interp.checkpoints import model_folders, sae_formats
+from crate_interp.checkpoints import model_folders
 from crate_interp.checkpoints.layouts import find_layout
 from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes
 from crate_interp.checkpoints.read_weights import DTYPES, Contents, check_dense, check_weights
@@ -115,7 +115,7 @@ def parts_of(contents: Contents) -> Parts:
     tensors, cfg = dict(contents.tensors), contents.cfg
     is_sae = contents.family is None and {"W_enc", "W_dec"} <= set(tensors)
     if isinstance(cfg, SAEConfig) or (cfg is None and (is_sae or contents.family == "sae")):
-        cfg, layout = sae_formats.config_of(contents), "sparse autoencoder"
+        cfg, layout = model_folders.config_of(contents), "sparse autoencoder"
     elif cfg is None:
         check_names(contents.given)  # not the options that only autoencoders have
         if not any(key.endswith(ANCHORS) for key in tensors):
@@ -339,7 +339,7 @@ def _load(source: Source, config: model_folders.GivenConfig | None, dtype: torch
     """Returns the model of a source, and says what of it is left out, guessed or assumed."""
     if source.weights is not None:
         checks.one_of("weights", source.weights, WEIGHTS_TO_TAKE)
-    check_names({name: 0 for name in source.fields if name not in sae_formats.GIVEN_FIELDS})
+    check_names({name: 0 for name in source.fields if name not in model_folders.GIVEN_FIELDS})
     if config is not None:
         fields = model_folders.fields_of(config, source.fields, source.family)
         source = replace(source, family=fields.pop("family"), fields=fields)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from crate_interp.checkpoints import hub, model_folders, read_weights, sae_formats
+from crate_interp.checkpoints import hub, model_folders, read_weights
 from crate_interp.checkpoints.read_weights import Contents
 from crate_interp.checkpoints.state_dicts import Rename, find_weights, rename_function
 from crate_interp.core import checks
@@ -143,10 +143,10 @@ def _directory(source: Source, path: Path) -> Contents:
     if (path / model_folders.STEPS).is_dir() and config.exists():
         return _saved_folder(source, path, model_folders.weights_of(path, source.revision))
     source.refuse_options(str(path), "revision")
-    files = sae_formats.SAELENS_CONFIG, sae_formats.SAELENS_WEIGHTS
+    files = model_folders.SAELENS_CONFIG, model_folders.SAELENS_WEIGHTS
     if source.family in (None, "sae") and all((path / name).is_file() for name in files):
         source.refuse_options("a saved model", "rename", "weights")
-        return sae_formats.read_saelens(path, source.fields)
+        return model_folders.read_saelens(path, source.fields)
     # another library's config, such as nanochat's
     if read_weights.read_config(config) and weights.exists():
         return _file(source, weights)

@@ -13,12 +13,12 @@ from crate_interp.config import CrateConfig
 from crate_interp.core import checks
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hooked import HookedModel, check_finite, layer_range, own_config
-from crate_interp.models.image_inputs import ImageMixin
 from crate_interp.models.layers import Pixels, Stream
 from crate_interp.models.layers.attention import MSSA
 from crate_interp.models.layers.block import CrateBlock
 from crate_interp.models.layers.embed import ConvPatchEmbed, cat_tokens
 from crate_interp.models.layers.norm import HookedLayerNorm, HookedPart
+from crate_interp.models.preprocess import ImageMixin
 from crate_interp.models.runtimes import readable
 
 

@@ -11,10 +11,10 @@ from transformer_lens.hook_points import HookPoint
 from crate_hooks.threads import owner_of
 from crate_interp.config import CrateConfig
 from crate_interp.models import hooked
-from crate_interp.models.image_inputs import Images
 from crate_interp.models.layers.block import CrateBlock
 from crate_interp.models.layers.embed import hooked_positions
 from crate_interp.models.layers.norm import HookedLayerNorm
+from crate_interp.models.preprocess import Pictures
 from crate_interp.models.text.text_and_tokens import TextMixin, check_tokens
 from crate_interp.models.vision import HookedCrate
 
@@ -146,7 +146,7 @@ class HookedCrateCLIP(hooked.HookedModel):
     ) -> Float[Tensor, "n_images n_texts"]:
         """Returns 100 times the cosine of every image with every text.
 
-        Images are preprocessed; texts are token ids or strings. `check` looks for NaN and Inf in
+        Pictures are preprocessed; texts are token ids or strings. `check` looks for NaN and Inf in
         the images, as in HookedCrate.
         """
         image, text = self.visual(images, check=check), self.encode_text(tokens)
@@ -161,7 +161,7 @@ class HookedCrateCLIP(hooked.HookedModel):
         """Returns text features before normalisation."""
         return self.text(tokens)
 
-    def preprocess(self, images: Images) -> Float[Tensor, "batch channels height width"]:
+    def preprocess(self, images: Pictures) -> Float[Tensor, "batch channels height width"]:
         """Turns pictures into the image tower's input, as in training (models/preprocess.py)."""
         return self.visual.preprocess(images)
 

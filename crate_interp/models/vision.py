@@ -12,11 +12,11 @@ from transformer_lens.hook_points import HookPoint
 from crate_interp.config import CrateConfig
 from crate_interp.models import hooked
 from crate_interp.models.hook_aliases import REFUSALS
-from crate_interp.models.image_inputs import ImageMixin
 from crate_interp.models.layers import Pixels, Stream, embed
 from crate_interp.models.layers.block import ClassBlock, CrateBlock
 from crate_interp.models.layers.embed import ClassHead, cat_tokens
 from crate_interp.models.layers.norm import HookedLayerNorm
+from crate_interp.models.preprocess import ImageMixin
 from crate_interp.models.runtimes import at_hand, onloaded
 from crate_interp.models.text.losses import check_labels
 from crate_interp.models.weights import Answers

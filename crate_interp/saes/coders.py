@@ -15,7 +15,7 @@ from transformer_lens.hook_points import HookPoint
 
 from crate_interp.checkpoints import hub
 from crate_interp.checkpoints.load import load as load_any
-from crate_interp.checkpoints.sae_formats import SAELENS_CONFIG, SAELENS_WEIGHTS
+from crate_interp.checkpoints.model_folders import SAELENS_CONFIG, SAELENS_WEIGHTS
 from crate_interp.checkpoints.sources import WEIGHT_SUFFIXES
 from crate_interp.core import checks
 from crate_interp.models.hooked import HookedModel
