@@ -56,32 +56,6 @@ def test_every_room_has_one_line_and_is_a_package():
     assert sorted(rooms) == sorted(f"{folder.relative_to(PACKAGE)}/" for folder in folders)
 
 
-def walks():
-    """The title of each walk, with its files and the words that are to be found in them."""
-    section = CONTRIBUTING.split("\n## Four walks\n", 1)[1].split("\n## ", 1)[0]
-    for walk in re.split(r"\n(?=\*\*)", section)[1:]:
-        steps = re.findall(r"^\d\. (.*(?:\n   .*)*)", walk, flags=re.MULTILINE)
-        yield walk.split("**")[1], [re.findall(r"`([^`]+)`", step) for step in steps]
-
-
-def test_the_walks_name_files_and_what_is_in_them():
-    most = {
-        "Add a statistic to a probe": 3,
-        "Add a claim to the audit": 3,
-        "Add a streamed verb with a page": 5,
-        "Add a member of the family, with an attention and a layout of its own": 5,
-    }
-    found = dict(walks())
-    assert found.keys() == most.keys()
-    for title, steps in found.items():
-        assert 0 < len(steps) <= most[title]
-        assert steps[-1][0].startswith("tests/test_") or steps[-1][0].startswith("tests/measures/")
-        for path, *words in steps:
-            place = ROOT if path.startswith("tests/") else PACKAGE.parent
-            text = (place / path).read_text(encoding="utf-8")
-            assert all(word in text for word in words), (path, words)
-
-
 def is_there(name):
     package, *parts = name.split(".")
     place = PACKAGE if package == "crate_interp" else HOOKS

@@ -1,6 +1,6 @@
 """ci.to_bridge, and the adapters through which TransformerLens' bridge wraps models.
 
-pyproject.toml names CrateAdapter as an entry point of the group `transformer_lens.architectures`, so
+pyproject.toml names CrateAdapter as an entry point of `transformer_lens.architectures`, so
 TransformerLens finds it where crate_interp is installed, without crate_interp being imported.
 """
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import claims_page
 import elsewhere
-import lab
 import pytest
 import rules
 from all import names
@@ -88,18 +87,6 @@ def test_a_number_is_beyond_its_rivals_only_if_it_is_beyond_each():
     assert rules.beyond((0.0, 0.5), (-3.0, -2.0), (1.0, 2.0))[1] < 0
     assert rules.short_of((-2.0, -1.0), (0.0, 1.0), (1.0, 2.0)) == (-3.0, -1.0)
     assert rules.short_of((1.5, 3.0), (0.0, 1.0), (9.0, 9.0))[0] > 0
-
-
-def test_every_rule_says_all_that_a_reader_needs():
-    for name, rule in rules.rules().items():
-        said = rule._replace(range="x", over="x", needs="x")
-        assert all(said), name
-        assert rule.test in rules.TESTS and rule.over in rules.OVER, name
-        assert rule.form in lab.FORMS and float(rule.bar) >= -1 and rule.n[0].isdigit(), name
-        low, high = rule.bounds()
-        assert low < high, name
-        assert ("no paper" in rule.said) == rule.place.startswith("ours"), name
-        assert rule.about in rules.ABOUT and rule.trainings.isdecimal(), name
 
 
 def test_one_training_is_not_said_to_be_crate():

@@ -45,17 +45,6 @@ def test_orthogonal_blocks_in_all_three_rates():
     close(m.mcr2_coding_rate(z, F.one_hot(labels, 7).double(), eps), wanted, 1e-12)
 
 
-def test_orthogonal_blocks_of_mean_square_length_one():
-    heads, p, n, eps = 3, 5, 11, 0.3
-    u = complete(1, heads, p)
-    z, _ = blocks(u, n, n / p)
-    close(z.square().sum(dim=1).mean(), 1.0)
-    close(m.coding_rate(z, eps), 15 / 2 * math.log(1 + 1 / eps**2), 1e-12)
-    close(
-        m.subspace_coding_rate(z, u, eps).sum(), 15 / 2 * math.log(1 + 1 / (heads * eps**2)), 1e-12
-    )
-
-
 def test_only_the_class_form_sees_which_token_lies_where():
     u = complete(2, 3, 5)
     z, labels = blocks(u, 11, 4.0)
