@@ -263,10 +263,7 @@ def test_circuits_are_saved_drawn_and_handed_to_networkx(tmp_path):
     )
     circuit = Circuit(edges, note="<a & b>", meta={"seed": 3})
     assert circuit.nodes() == ["embed", "L0H1", "L0A12", "L1H0", "logits"]
-    assert circuit.heads() == [
-        (0, 1),
-        (1, 0),
-    ]
+    assert circuit.heads() == [(0, 1), (1, 0)]
     loaded = Circuit.load(circuit.save(tmp_path / "new" / "c.json"))
     assert loaded == circuit and loaded.meta == {"seed": 3} and loaded.note == "<a & b>"
     graph = circuit.to_networkx()
