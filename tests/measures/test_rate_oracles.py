@@ -237,16 +237,6 @@ def test_hessian_times_a_vector(n, d):
     close((ahead - behind) / 2e-5, twice, 1e-8)
 
 
-@given(seeds, st.sampled_from([0.1, 0.5, 1.0, 3.0]))
-def test_hessian_is_at_most_nine_quarters_of_alpha(seed, eps):
-    z = draw(seed, 5, 3)
-    hessian = torch.stack(
-        [hessian_product(z, eps, e.view(5, 3)).flatten() for e in torch.eye(15).double()]
-    )
-    close(hessian, hessian.T, 1e-9 / eps**2)
-    assert torch.linalg.matrix_norm(hessian, 2) <= 9 / 4 * 3 / (5 * eps**2)
-
-
 @pytest.mark.parametrize("n, d, rank", [(13, 7, 7), (5, 11, 5), (13, 11, 3)])
 def test_euler(n, d, rank):
     z = draw(26, n, rank) @ draw(27, rank, d)
@@ -275,14 +265,6 @@ def test_neumann_gradient_on_one_singular_value():
 
 
 epsilons = st.sampled_from([0.05, 0.1, 0.5, 2.0])
-
-
-def test_one_complete_head_has_the_rate_of_the_whole():
-    z, u = draw(4, 11, 7), orthonormal(5, 7, 7)[None]
-    torch.testing.assert_close(
-        m.subspace_coding_rate(z, u, 0.1)[0], m.coding_rate(z, 0.1), rtol=1e-12, atol=0
-    )
-    assert abs(m.rate_reduction(z, u, 0.1).item()) < 1e-10
 
 
 def test_limits_of_epsilon():
@@ -314,15 +296,6 @@ def test_both_sides_of_the_float32_guard(monkeypatch):
     assert calls == [1]  # the one sample, not its neighbours
     for z, got in zip((well, ill, well), both, strict=True):
         assert got.item() == pytest.approx(reference.coding_rate(z.numpy(), 0.1), rel=2e-6)
-
-
-def test_without_the_guard_float32_is_wrong(monkeypatch):
-    z = (draw(13, 97, 101) * 0.01 + 30).float()
-    exact = reference.coding_rate(z.numpy(), 0.1)
-    assert m.coding_rate(z, 0.1).item() == pytest.approx(exact, rel=1e-6)
-    monkeypatch.setattr(module, "FLOAT32_LIMIT", math.inf)
-    rate, failed = module._cholesky_rate(z[None, None], 101 / (97 * 0.01), math.inf)
-    assert bool(failed) or abs(rate.item() - exact) > 1e-3 * exact
 
 
 @given(seeds, epsilons)
