@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from torch.testing import assert_close
 
 import crate_interp as ci
 from conftest import FIXTURES
@@ -28,9 +29,7 @@ def recorded(case):
 
 
 def same(ours, theirs, name, atol=2e-5, rtol=1e-4):
-    torch.testing.assert_close(
-        ours, theirs, atol=atol, rtol=rtol, msg=lambda text: f"{name}: {text}"
-    )
+    assert_close(ours, theirs, atol=atol, rtol=rtol, msg=lambda text: f"{name}: {text}")
 
 
 def check_blocks(cache, tensors, theirs, ours, seen, points=POINTS, atol=2e-5):
@@ -175,7 +174,7 @@ def test_masked_autoencoder():
     for name, value in expected.items():
         same(value, tensors[name].squeeze() if "loss" in name else tensors[name], name)
     assert set(tensors) - seen == set(expected)
-    torch.testing.assert_close(
+    assert_close(
         model.unpatchify(model.patchify(tensors["images"])), tensors["images"], atol=0, rtol=0
     )
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.testing import assert_close
 
 import crate_interp as ci
 import crate_interp.measures as m
@@ -76,9 +77,7 @@ def test_principal_angle_of_two_lines_and_of_planes(theta):
 
     def angles(u, v, wanted, atol=1e-15):
         got = m.principal_angles(torch.stack(u, dim=1), torch.stack(v, dim=1))
-        torch.testing.assert_close(
-            got, torch.tensor(wanted, dtype=torch.float64), rtol=1e-12, atol=atol
-        )
+        assert_close(got, torch.tensor(wanted, dtype=torch.float64), rtol=1e-12, atol=atol)
 
     angles([e1], [c * e1 + s * e2], [theta])
     angles([e1, e2], [c * e1 + s * e3, c * e2 + s * e4], [theta, theta])
@@ -286,5 +285,5 @@ def test_worked_by_hand():
     assert m.zero_fraction(z, tol=3.0).tolist() == [0.75, 1.0, 1.0]
     assert m.l1_norm(z).tolist() == [7.0, 0.0, 8.0]
     # (sqrt 4 - 7/5) / (sqrt 4 - 1) = 0.6; all zero is 1 by definition; equal entries 0
-    torch.testing.assert_close(m.hoyer(z), torch.tensor([0.6, 1.0, 0.0]))
+    assert_close(m.hoyer(z), torch.tensor([0.6, 1.0, 0.0]))
     assert m.hoyer(torch.tensor([[0.0, 0.0, 5.0]])).item() == pytest.approx(1)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.testing import assert_close
 
 import crate_interp.measures as m
 import reference
@@ -313,7 +314,7 @@ def test_official_invariances(seed):
     order = torch.randperm(11, generator=torch.Generator().manual_seed(seed))
     got = m.official_coding_rate(codes)
     for other in (codes[:, order], codes @ orthonormal(seed + 1, 3, 3), codes * 7, -codes):
-        torch.testing.assert_close(m.official_coding_rate(other), got, rtol=1e-9, atol=1e-9)
+        assert_close(m.official_coding_rate(other), got, rtol=1e-9, atol=1e-9)
     assert (got <= 3 / 2 * math.log(101) + 1e-9).all() and (got >= 0.5 * math.log(301) - 1e-9).all()
 
 
@@ -323,7 +324,5 @@ def test_leading_axes_are_batch_axes():
     assert whole.shape == (2, 3) and heads.shape == (2, 3, 5)
     for i in range(2):
         for j in range(3):
-            torch.testing.assert_close(whole[i, j], m.coding_rate(z[i, j], 0.1), rtol=1e-12, atol=0)
-            torch.testing.assert_close(
-                heads[i, j], m.subspace_coding_rate(z[i, j], u, 0.1), rtol=1e-12, atol=0
-            )
+            assert_close(whole[i, j], m.coding_rate(z[i, j], 0.1), rtol=1e-12, atol=0)
+            assert_close(heads[i, j], m.subspace_coding_rate(z[i, j], u, 0.1), rtol=1e-12, atol=0)
