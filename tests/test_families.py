@@ -84,10 +84,8 @@ def test_language_models(case):
 
 def test_nanochat():
     folder, tensors = FIXTURES / "nanochat_crate_alpha", recorded("nanochat_crate_alpha")
-    plain, windowed = (
-        ci.load(folder / "model.safetensors"),
-        ci.load(folder / "model.safetensors", window=True),
-    )
+    plain = ci.load(folder / "model.safetensors")
+    windowed = ci.load(folder / "model.safetensors", window=True)
     assert (plain.cfg.n_heads, plain.cfg.n_ctx, plain.cfg.d_vocab, plain.cfg.softcap) == (
         2,
         16,
@@ -180,10 +178,8 @@ def test_masked_autoencoder():
 
 
 def test_clip():
-    file, tensors = (
-        FIXTURES / "crate_alpha_clipa" / "crate_alpha_CLIPA_L14.pth",
-        recorded("crate_alpha_clipa"),
-    )
+    file = FIXTURES / "crate_alpha_clipa" / "crate_alpha_CLIPA_L14.pth"
+    tensors = recorded("crate_alpha_clipa")
     model = ci.load(file, n_heads=4, text_n_heads=3)
     with torch.no_grad():
         similarity, cache = model.run_with_cache(tensors["images"], tensors["tokens"])

@@ -195,10 +195,8 @@ def test_influence_is_a_sum_over_paths(seed, width, depth):
     size = width * depth + 1
     effects = torch.zeros(size, size).double()
     for layer in range(1, depth):
-        own, below = (
-            slice(layer * width, (layer + 1) * width),
-            slice((layer - 1) * width, layer * width),
-        )
+        own = slice(layer * width, (layer + 1) * width)
+        below = slice((layer - 1) * width, layer * width)
         effects[own, below] = torch.randn(width, width, generator=generator).double()
     effects[-1, -1 - width : -1] = torch.randn(width, generator=generator).double()
     start = torch.zeros(size).double()

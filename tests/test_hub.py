@@ -224,10 +224,8 @@ def test_the_wordpieces_of_clip(hub, tmp_path):
     names = "[PAD] [UNK] [CLS] [SEP] a photo of cat ##s dog".split()
     vocab = {name: index for index, name in enumerate(names)}
     core = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
-    core.normalizer, core.pre_tokenizer = (
-        normalizers.BertNormalizer(lowercase=True),
-        pre_tokenizers.BertPreTokenizer(),
-    )
+    core.normalizer = normalizers.BertNormalizer(lowercase=True)
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     core.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     core.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
     hub.repo("google-bert/bert-base-uncased").commit({"tokenizer.json": core.to_str().encode()})

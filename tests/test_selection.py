@@ -12,7 +12,6 @@ from beartype import beartype
 from jaxtyping import Float
 from torch import Tensor
 
-import chromium
 import selection
 from crate_interp.measures.sparsity import l1_and_hoyer
 from shape_checks import checked

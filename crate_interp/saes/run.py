@@ -320,10 +320,7 @@ def _means(chunk: Chunk, question: EvaluateSaes) -> Tables:
 
 
 def _effects(
-    chunk: Chunk,
-    question: EvaluateSaes,
-    coders: Mapping[Key, Coder],
-    moments: Mapping[str, Moments],
+    chunk: Chunk, question: EvaluateSaes, coders: dict[Key, Coder], moments: dict[str, Moments]
 ) -> Tables:
     """Runs the second pass: each coder's loss, and how well it reconstructs each token."""
     model, rows = chunk.model, {"clean": [], "samples": []}

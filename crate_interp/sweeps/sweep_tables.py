@@ -206,7 +206,7 @@ def heads(result: Result) -> pd.DataFrame:
 def mean_of_heads(result: Result) -> pd.DataFrame:
     """Returns mean, std and n of each sample's mean over heads, for each statistic and layer.
 
-    std is NaN for weights, and in results that were saved without it.
+    std is NaN for weights.
     """
     both: Any = result.table("heads").groupby(STATISTIC, sort=False, as_index=False)
     means = both.agg(mean=("mean", "mean"), n=("n", "first"))

@@ -33,6 +33,7 @@ __all__ = [
 
 Edit = Callable[[Tensor, Any], Tensor]
 Chosen = int | Collection[int] | Tensor | None  # which heads, atoms or positions; None for all
+Subspace = Float[Tensor, "*head d_model width"]
 
 
 class Where(TypedDict, total=False):
@@ -248,12 +249,7 @@ def steer(
     return _edited(value, positions=positions)
 
 
-def project_out(
-    subspace: Float[Tensor, "*head d_model width"],
-    *,
-    orthonormal: bool = True,
-    positions: Chosen = None,
-) -> Edit:
+def project_out(subspace: Subspace, *, orthonormal: bool = True, positions: Chosen = None) -> Edit:
     """Returns an edit that removes a subspace from each token, `x - Q Q^T x`.
 
     Q is an orthonormal basis of the span of `subspace`: `[d_model, width]` such as `attn.U[k]`, or
@@ -280,12 +276,7 @@ def project_out(
     return _edited(lambda tensor, hook: tensor - onto(tensor, hook), positions=positions)
 
 
-def project_onto(
-    subspace: Float[Tensor, "*head d_model width"],
-    *,
-    orthonormal: bool = True,
-    positions: Chosen = None,
-) -> Edit:
+def project_onto(subspace: Subspace, *, orthonormal: bool = True, positions: Chosen = None) -> Edit:
     """Returns an edit that keeps only a subspace of each token, `Q Q^T x`.
 
     Args:
@@ -402,7 +393,7 @@ def _like(source: Tensor, tensor: Tensor, hook: Any) -> Tensor:
     return source.to(tensor).expand_as(tensor).clone()  # a hook after this one may write into it
 
 
-def _projection(subspace: Float[Tensor, "*head d_model width"], orthonormal: bool) -> Edit:
+def _projection(subspace: Subspace, orthonormal: bool) -> Edit:
     """Returns the edit that projects onto a subspace, `Q Q^T x`."""
     basis = _basis(subspace, orthonormal)
 
@@ -414,9 +405,7 @@ def _projection(subspace: Float[Tensor, "*head d_model width"], orthonormal: boo
     return projected
 
 
-def _basis(
-    subspace: Float[Tensor, "*head d_model width"], orthonormal: bool
-) -> Float[Tensor, "d_model rank"]:
+def _basis(subspace: Subspace, orthonormal: bool) -> Float[Tensor, "d_model rank"]:
     """Returns an orthonormal basis of the subspace or, if not `orthonormal`, the stored columns."""
     right = isinstance(subspace, Tensor) and subspace.ndim in (2, 3) and 0 not in subspace.shape
     if not right or not subspace.isfinite().all() or not subspace.is_floating_point():

@@ -30,11 +30,9 @@ def axes(heads, p):
 
 def test_one_entry_equal_entries_and_none():
     n = 11
-    one, equal, none = (
-        3 * torch.eye(n, dtype=torch.float64),
-        2 * torch.ones(1, n).double(),
-        torch.zeros(1, n).double(),
-    )
+    one = 3 * torch.eye(n, dtype=torch.float64)
+    equal = 2 * torch.ones(1, n).double()
+    none = torch.zeros(1, n).double()
     for measure, of_one, of_equal, of_none in (
         (m.hoyer, 1.0, 0.0, 1.0),
         (m.gini, 1 - 1 / n, 0.0, 1 - 1 / n),

@@ -11,7 +11,6 @@ import crate_interp as ci
 import crate_interp.measures as m
 from crate_interp.models.layers.attention import MSSA
 from crate_interp.models.layers.norm import NoNorm
-from layers import ista
 from tensors import close, draw, orthonormal
 
 seeds = st.integers(0, 2**31)
