@@ -123,9 +123,7 @@ def compare(request: Request, a: Annotated[str, _SIDE], b: Annotated[str, _SIDE]
 
 
 @command(
-    "segment",
-    example="crate-tiny-pictures --data embedded:pictures",
-    without=("scaled", "cls_key"),
+    "segment", example="crate-tiny-pictures --data embedded:pictures", without=("scaled", "cls_key")
 )
 def segment(
     request: Request,

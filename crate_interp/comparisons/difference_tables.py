@@ -62,8 +62,7 @@ def statistics_of(result: SweepResult) -> dict[str, Statistic]:
     """Returns "probe.statistic" -> its numbers, in the order in which they were measured.
 
     A statistic per head is averaged over heads: for each sample if the sweep has every sample's
-    numbers, else for all samples together. If a result was saved without the variance of the mean
-    over heads, the mean of the heads' standard errors is used instead, which is an upper bound.
+    numbers, else for all samples together.
     """
     samples, heads = result.table("samples"), result.table("head_samples")
     keys, found = ["probe", "statistic"], {}
@@ -73,9 +72,8 @@ def statistics_of(result: SweepResult) -> dict[str, Statistic]:
         per_head = bool(own["head"].notna().any())
         found[".".join(name)] = Statistic(numbers, per_head=per_head, of_weights=True)
     for name, own in moments_of(result).groupby(keys, sort=False):
-        together = own[own["head"] == TOGETHER]
-        own = (together if len(together) else own).assign(n=own["independent"])
-        numbers = own.groupby("layer")[["mean", "error", "n"]].mean()
+        together = own[own["head"] == TOGETHER].assign(n=own["independent"])
+        numbers = together.groupby("layer")[["mean", "error", "n"]].mean()
         found[".".join(name)] = Statistic(numbers, per_head=True)
     averaged, tables = set(result.meta.get("heads_averaged", [])), {}
     for name in heads.columns[3:]:

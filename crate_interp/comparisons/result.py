@@ -114,7 +114,7 @@ class Comparison(Result):
             f"At most {LEVEL * count:.2g} would by chance.",
             f"{held} differences hold between these networks ({model})." if spread else "",
         ]
-        alike = table.get("untrained_p", pd.Series(dtype=float))  # not in older results
+        alike = table["untrained_p"]
         if spread and not alike.isna().all():
             said[1] += (
                 f" Ignoring this spread, {held} differences hold, and {(alike <= LEVEL).sum()} "

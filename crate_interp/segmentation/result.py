@@ -10,13 +10,8 @@ from crate_interp.core import checks
 from crate_interp.core.safe_text import notebook_view, table_in_html
 from crate_interp.probes.segmentation_probe import RESOLUTIONS, RULES
 from crate_interp.results.result import Cells, Result, Table, as_text, by
-from crate_interp.segmentation.scores import (
-    WAYS,
-    WITHOUT_NETWORK,
-    head_table,
-    image_table,
-    score_table,
-)
+from crate_interp.segmentation import scores
+from crate_interp.segmentation.scores import WAYS, WITHOUT_NETWORK
 from crate_interp.stats.intervals import interval_words
 from crate_interp.stats.verdicts import BROKEN, KEPT, UNDECIDED, of_interval
 
@@ -91,7 +86,11 @@ class SegmentResult(Result):
         "constants": by("sample"),
         "examples": merged_examples,
     }
-    DERIVED = {"scores": score_table, "heads": head_table, "images": image_table}
+    DERIVED = {
+        "scores": scores.score_table,
+        "heads": scores.head_table,
+        "images": scores.image_table,
+    }
 
     def layers(self, rule: str = "mass", resolution: str = "token") -> pd.DataFrame:
         """Returns the scores of one rule ("mass" or "top") and resolution ("token" or "pixel").

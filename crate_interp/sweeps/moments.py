@@ -34,10 +34,6 @@ def merged_moments(mine: Table, theirs: Table, meta: Mapping[str, Any]) -> Table
     names, ends = ("n", "mean", "squares"), ("", "_other")
     n, mean, squares = both_moments(*([both[f"{name}{end}"] for name in names] for end in ends))
     merged = both[keys].assign(n=n.astype("int64"), mean=mean, squares=squares)
-    # drops a mean over heads that only one result has, as it covers only that result's samples
-    statistic = [key for key in keys if key != "head"]
-    whole = merged.groupby(statistic)["n"].transform("max") == merged["n"]
-    merged = merged[whole | (merged["head"] != TOGETHER)]
     order = pd.concat([mine[keys], theirs[keys]]).drop_duplicates()
     return order.merge(merged, on=keys).reset_index(drop=True)
 
