@@ -116,15 +116,6 @@ def test_a_threshold_above_everything_leaves_no_code(model, images):
         assert ablated.code_share(model, images)[0] == pytest.approx(0.5, abs=0.05)
 
 
-def test_the_share_of_nonzeros_of_gaussian_tokens_is_the_closed_form():
-    """D = I, standard normal y: (1 - erf(eta lambda / sqrt 2)) / 2, .4960 at .01."""
-    y = torch.randn(100_000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    z = ista_step(y, y, torch.eye(3, dtype=y.dtype), 0.1, 0.1)
-    expected = 0.5 * (1 - torch.erf(torch.tensor(0.01 / 2**0.5)))
-    assert (z > 0).double().mean() == pytest.approx(float(expected), abs=0.004)
-    assert float(expected) == pytest.approx(0.4960, abs=5e-5)
-
-
 def test_noise_and_signs_have_the_size_that_is_stated(model, images):
     names = "blocks.0.mlp.hook_post"
     with torch.no_grad():

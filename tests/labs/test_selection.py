@@ -11,7 +11,7 @@ import torch
 from group_sparse import forward, logistic, positions, samples
 from hypothesis import given
 from hypothesis import strategies as st
-from max_margin import cosine, loss_of, margins, problem, slope_of, svm
+from max_margin import loss_of, margins, problem, slope_of, svm
 from random_walk import EPS, M, balanced, direction_distance, grouped, transition, walks, zero
 from scipy.optimize import minimize
 from torch.testing import assert_close
@@ -38,15 +38,6 @@ def test_attention_is_the_sum_over_queries():
     f, _ = forward(h, v, w)
     by_hand = [sum(v @ one.T @ torch.softmax(one @ w @ token, dim=0) for token in one) for one in h]
     assert_close(f, torch.stack(by_hand))
-
-
-def test_a_turn_of_the_variables_changes_nothing():
-    generator = torch.Generator().manual_seed(2)
-    h, v, w = (torch.randn(*shape, generator=generator).double() for shape in
-               ((3, 5, 8), (8,), (8, 8)))  # fmt: skip
-    turn = torch.eye(8, dtype=torch.float64)
-    turn[:3, :3] = torch.linalg.qr(torch.randn(3, 3, generator=generator).double()).Q
-    assert_close(forward(h @ turn.T, turn @ v, turn @ w @ turn.T)[0], forward(h, v, w)[0])
 
 
 def drawn_problem(samples, seed=0):
@@ -83,18 +74,6 @@ def test_the_slope_far_out():
     got = slope_of(p, x, v, torch.ones(1).double())
     size = torch.sigmoid(torch.tensor(-1.0).double()) * torch.exp(torch.tensor(-90.0).double())
     assert_close(got, torch.stack([-size, size]), rtol=1e-9, atol=0)
-
-
-def test_a_turn_of_the_space_turns_the_svm():
-    x, v, labels = drawn_problem(3)
-    turn = torch.linalg.qr(torch.randn(64, 64, generator=torch.Generator().manual_seed(2)).double())
-    turned = x @ turn.Q.T
-    chosen = torch.tensor([4, 0, 2])
-    one, other = svm(margins(x, chosen).numpy()), svm(margins(turned, chosen).numpy())
-    np.testing.assert_allclose(turn.Q.numpy() @ one, other, atol=1e-9)
-    got = slope_of(turn.Q @ x[0, 0], turned, turn.Q @ v, labels)
-    assert_close(got, turn.Q @ slope_of(x[0, 0], x, v, labels))
-    assert cosine(torch.tensor([3.0, 0.0]), torch.tensor([1.0, 1.0])) == pytest.approx(0.5**0.5)
 
 
 def drawn_points(n, d, seed=0):

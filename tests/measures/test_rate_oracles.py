@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.testing import assert_close
 
 import crate_interp.measures as m
 import reference
@@ -53,13 +52,6 @@ def test_only_the_class_form_sees_which_token_lies_where():
     close(m.coding_rate(frame, 0.3), m.coding_rate(z, 0.3), 1e-12)
     close(m.subspace_coding_rate(frame, u, 0.3), m.subspace_coding_rate(z, u, 0.3), 1e-12)
     assert m.mcr2_coding_rate(frame, labels, 0.3) > 1.5 * m.mcr2_coding_rate(z, labels, 0.3)
-    # one class: R
-    close(
-        m.mcr2_coding_rate(z, torch.zeros(33, dtype=torch.long), 0.3), m.coding_rate(z, 0.3), 1e-12
-    )
-    # every class the whole, a third as often: R again
-    shares = torch.full((33, 3), 1 / 3, dtype=torch.float64)
-    close(m.mcr2_coding_rate(z, shares, 0.3), m.coding_rate(z, 0.3), 1e-12)
 
 
 def test_small_eps_leaves_a_constant_and_the_correlation_between_subspaces():
@@ -103,11 +95,6 @@ def test_rank_one_and_duplicates():
         1 + 7 * (weights.square().sum() * z.square().sum()).item() / (13 * 0.25)
     )
     close(m.coding_rate(weights @ z, 0.5), wanted, 1e-12)
-    close(
-        m.mcr2_coding_rate(z.repeat(3, 1), torch.tensor([0, 1, 1]), 0.5),
-        m.coding_rate(z, 0.5),
-        1e-12,
-    )
 
 
 def test_many_gaussian_tokens():
@@ -196,13 +183,6 @@ def test_gradients_are_those_of_autograd_and_of_differences(shape):
         with torch.no_grad():  # central differences: error O(h^2), and rounding 1e-16 / h
             slope = (rate(z + 1e-5 * along) - rate(z - 1e-5 * along)) / 2e-5
         close(slope, (form(z.detach()) * along).sum(), 1e-8)
-
-
-def test_gradients_keep_leading_axes():
-    z, u = draw(20, 2, 3, 11, 7), draw(21, 3, 7, 2)
-    for form in (m.coding_rate_gradient, lambda z, eps: m.subspace_coding_rate_gradient(z, u, eps)):
-        assert form(z, 0.3).shape == z.shape
-        close(form(z, 0.3)[1, 2], form(z[1, 2], 0.3), 1e-12)
 
 
 @pytest.mark.parametrize("n, d", [(5, 3), (3, 5)])
@@ -306,23 +286,3 @@ def test_bounds(seed, eps):
     rate = m.coding_rate(z, eps)
     assert rate > 0 and m.coding_rate(2 * z, eps) > rate > m.coding_rate(z, 2 * eps)
     assert m.rate_reduction(z, u, eps) <= heads * p / 2 * math.log(heads) + 1e-9
-
-
-@given(seeds)
-def test_official_invariances(seed):
-    codes = draw(seed, 2, 11, 3)
-    order = torch.randperm(11, generator=torch.Generator().manual_seed(seed))
-    got = m.official_coding_rate(codes)
-    for other in (codes[:, order], codes @ orthonormal(seed + 1, 3, 3), codes * 7, -codes):
-        assert_close(m.official_coding_rate(other), got, rtol=1e-9, atol=1e-9)
-    assert (got <= 3 / 2 * math.log(101) + 1e-9).all() and (got >= 0.5 * math.log(301) - 1e-9).all()
-
-
-def test_leading_axes_are_batch_axes():
-    z, u = draw(14, 2, 3, 13, 6), draw(15, 5, 6, 7)
-    whole, heads = m.coding_rate(z, 0.1), m.subspace_coding_rate(z, u, 0.1)
-    assert whole.shape == (2, 3) and heads.shape == (2, 3, 5)
-    for i in range(2):
-        for j in range(3):
-            assert_close(whole[i, j], m.coding_rate(z[i, j], 0.1), rtol=1e-12, atol=0)
-            assert_close(heads[i, j], m.subspace_coding_rate(z[i, j], u, 0.1), rtol=1e-12, atol=0)

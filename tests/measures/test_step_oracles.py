@@ -19,9 +19,6 @@ D = HEADS * P
 EPS, KAPPA = 0.7, 0.3
 A = P / (POS * EPS**2)  # the alpha of the theory
 RULES = (m.gradient_step, m.neumann_step, m.first_order_step, m.third_order_step, m.attention_step)
-STEPS = tuple(lambda z, u, rule=rule: rule(z, u, EPS, KAPPA) for rule in RULES) + (
-    lambda z, u: m.paper_mssa(z, u, EPS),
-)
 
 
 def complete(seed):
@@ -99,15 +96,6 @@ def test_rows_of_tokens_are_the_columns_of_the_papers():
     b = codes.mT  # B_k, tokens as columns
     close(m.subspace_attention(codes), (b @ (b.mT @ b).softmax(dim=-2)).mT, 1e-12)
     assert (m.subspace_attention(codes) - (b @ (b.mT @ b).softmax(dim=-1)).mT).abs().max() > 0.01
-
-
-@given(seeds)
-def test_the_basis_within_a_subspace_is_free_and_leading_axes_are_batches(seed):
-    """Of turns of the space and orders of tokens: test_invariances.py."""
-    z, u = draw(seed, POS, D) / 3, draw(seed + 1, HEADS, D, P) / 3
-    for step in STEPS:
-        close(step(z, u @ orthonormal(seed + 3, P, P)), step(z, u))
-        close(step(torch.stack([z, 2 * z]), u)[1], step(2 * z, u))
 
 
 def test_the_model_is_the_rule_up_to_its_scale():
