@@ -72,11 +72,6 @@ class Comparison(Result):
         (mean,), (error,), (n,) = (wide.to_numpy(float) for wide in (mean, error, n))
         return student_interval(mean, np.where(error > 0, error, np.nan), n)
 
-    def not_compared(self) -> pd.DataFrame:
-        """Returns the statistics that were left out: statistic, reason."""
-        rows = list(self.meta["not_compared"].items())
-        return pd.DataFrame(rows, columns=["statistic", "reason"])
-
     def text(self) -> str:
         """Returns a table as text: a row per statistic, with a sign for each layer.
 
