@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from crate_interp import bridge, circuits, data, measures, probes, saes, surgeries, viz
     from crate_interp.audits.result import AuditResult
     from crate_interp.audits.run import audit
+    from crate_interp.bridge.adapter import to_bridge
     from crate_interp.bridge.bridge_to_hooked import from_bridge
-    from crate_interp.bridge.hooked_to_bridge import to_bridge
     from crate_interp.checkpoints.hub import list_models
     from crate_interp.checkpoints.load import convert, load
     from crate_interp.circuits.atlas_run import Atlas, atlas

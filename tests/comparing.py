@@ -10,13 +10,12 @@ MOMENTS = ["probe", "statistic", "layer", "head", "n", "mean", "squares"]
 WEIGHTS = ["probe", "statistic", "layer", "head", "value"]
 
 
-def made(values, *, heads=None, moments=None, weights=None, n_layers=None, name="made", **meta):
+def made(values, *, heads=None, weights=None, n_layers=None, name="made", **meta):
     """A SweepResult of "probe.statistic" -> numbers.
 
-    values: [sample, layer]. heads: [sample, layer, head] that are kept; moments: the same, of which
-    mean and variance alone are kept. weights: [layer], or [layer, head].
+    values: [sample, layer]. heads: [sample, layer, head]. weights: [layer], or [layer, head].
     """
-    every = [*values.values(), *(heads or {}).values(), *(moments or {}).values()]
+    every = [*values.values(), *(heads or {}).values()]
     n, layers = every[0].shape[:2] if every else (1, 1)
     sample, layer = np.indices((n, layers)).reshape(2, -1)
     samples = pd.DataFrame({"sample": sample, "label": None, "layer": layer})
@@ -27,12 +26,6 @@ def made(values, *, heads=None, moments=None, weights=None, n_layers=None, name=
     for key, numbers in (heads or {}).items():
         place = dict(zip(place, np.indices(numbers.shape).reshape(3, -1), strict=True))
         columns[key] = numbers.reshape(-1)
-    rows = [
-        (*key.split("."), at, head, n, numbers[:, at, head].mean(), n * numbers[:, at, head].var())
-        for key, numbers in (moments or {}).items()
-        for at in range(numbers.shape[1])
-        for head in range(numbers.shape[2])
-    ]
     of_weights = []
     for key, numbers in (weights or {}).items():
         for at, value in enumerate(numbers):
@@ -41,11 +34,11 @@ def made(values, *, heads=None, moments=None, weights=None, n_layers=None, name=
     tables = {
         "samples": samples,
         "head_samples": pd.DataFrame(place | columns),
-        "moments": pd.DataFrame(rows, columns=MOMENTS),
+        "moments": pd.DataFrame(columns=MOMENTS),
         "weights": pd.DataFrame(of_weights, columns=WEIGHTS).astype({"head": "Int64"}),
         "controls": no_controls(),
     }
-    keys = [*values, *(heads or {}), *(moments or {}), *(weights or {})]
+    keys = [*values, *(heads or {}), *(weights or {})]
     about = {
         "model": name,
         "model_digest": f"sha256:{name}",

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 import crate_interp as ci
-from crate_interp.bridge.hooked_to_bridge import build
+from crate_interp.bridge.adapter import build
 from selection import few_of
 
 LAYERS, HEADS, D_HEAD, WIDE, CLASSES, VOCAB, POS = 2, 2, 11, 13, 7, 31, 5

@@ -27,12 +27,7 @@ Pages = dict[str, tuple[Path, list[str]]]  # name -> the page, and words that mu
 # circuitsvis colours these tokens by their values, in shades of its own
 SHADED = ("atoms-text",)
 # pages that show nothing but numbers without scripts
-SCRIPTED = (
-    "attention-image",
-    "attention-text",
-    "atlas",
-    "atlas-layer",
-)
+SCRIPTED = ("attention-image", "attention-text", "atlas", "atlas-layer")
 
 DRAWING = Path(__file__).with_name("drawing.js").read_text()
 OPEN_ALL = """() => {

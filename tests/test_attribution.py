@@ -39,11 +39,7 @@ def test_attributions_add_up_to_the_logit(name, minus):
     right = wanted[torch.arange(BATCH), targets] - (0 if minus is None else wanted[:, minus])
     torch.testing.assert_close(found.total(), right, atol=1e-4, rtol=1e-4)
     assert found.heads.shape == (BATCH, LAYERS, HEADS)
-    assert found.atoms.shape == (
-        BATCH,
-        LAYERS,
-        model.cfg.d_mlp,
-    )
+    assert found.atoms.shape == (BATCH, LAYERS, model.cfg.d_mlp)
     table = found.table()
     assert table["mean"].sum() == pytest.approx(right.mean().item(), abs=1e-3)
     assert len(table) == 3 + LAYERS * (HEADS + model.cfg.d_mlp + 1)

@@ -278,10 +278,8 @@ def random_members(count):
             draw = torch.Generator().manual_seed(seed)
             model: ci.HookedCrate | ci.HookedCrateLM
             if family == "tost-lm":
-                model, data = (
-                    make_lm(family, n_layers=1),
-                    torch.randint(0, 47, (9, 13), generator=draw),
-                )
+                model = make_lm(family, n_layers=1)
+                data = torch.randint(0, 47, (9, 13), generator=draw)
             else:
                 model = make(family, n_layers=1, **SIZES[family])
                 data = torch.randn(9, 3, *model.cfg.image_size, generator=draw)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 
 import audit_reference as slow
 import crate_interp as ci
@@ -135,12 +136,10 @@ def test_random_output_maps(audited):
     attn = model.blocks[1].attn
     out = attn.W_O.detach().flatten(0, 1)
     gathered = cache["blocks.1.attn.hook_z"][3].flatten(1)
-    np.testing.assert_allclose(mid - z, gathered @ out + attn.b_O.detach(), rtol=1e-9, atol=1e-12)
+    assert_allclose(mid - z, gathered @ out + attn.b_O.detach(), rtol=1e-9, atol=1e-12)
     for draw in (0, 7):
         other = drawn(out, "random map", draw)
-        np.testing.assert_allclose(
-            torch.linalg.svdvals(other), torch.linalg.svdvals(out), rtol=1e-9
-        )
+        assert_allclose(torch.linalg.svdvals(other), torch.linalg.svdvals(out), rtol=1e-9)
         update = gathered @ other + attn.b_O.detach()
         for frame, numbers in slow.attention(z, z + update, u, norm, EPS).items():
             for name in ("compresses", "gradient", "neumann_direction"):
@@ -176,9 +175,7 @@ def test_random_dictionaries(audited):
     found: dict[str, list] = {}
     for draw in range(8):
         d = drawn(lasso.d, "random D", draw)
-        np.testing.assert_allclose(
-            torch.linalg.svdvals(d), torch.linalg.svdvals(lasso.d), rtol=1e-9
-        )
+        assert_allclose(torch.linalg.svdvals(d), torch.linalg.svdvals(lasso.d), rtol=1e-9)
         code = steps_of(lasso, y, d.numpy(), [lasso.eta] * lasso.count)
         for name, value in sparse_numbers(y, code, d.numpy(), lasso).items():
             found.setdefault(name, []).append(value)

@@ -6,9 +6,9 @@ Against brute force, on a planted circuit, and on random weights.
 import math
 import xml.etree.ElementTree as xml
 
-import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 
 import crate_interp as ci
 from conftest import D_MODEL, HEADS, LAYERS, make
@@ -228,9 +228,7 @@ def test_scores_of_a_circuit_equal_a_slow_form(ablation):
         for head in heads
     }
     assert rows["minimality"] == pytest.approx(min(costs.values()), rel=1e-3, abs=1e-5)
-    np.testing.assert_allclose(
-        found.table("heads")["cost"], list(costs.values()), rtol=1e-3, atol=1e-5
-    )
+    assert_allclose(found.table("heads")["cost"], list(costs.values()), rtol=1e-3, atol=1e-5)
     gone = abs(f([]) - f([head for head in every if head not in heads])) / abs(span)
     assert rows["completeness"] >= gone - 1e-5
     assert found.table()["share_as_good"].between(0, 1).all()
@@ -263,10 +261,7 @@ def test_circuits_are_saved_drawn_and_handed_to_networkx(tmp_path):
     )
     circuit = Circuit(edges, note="<a & b>", meta={"seed": 3})
     assert circuit.nodes() == ["embed", "L0H1", "L0A12", "L1H0", "logits"]
-    assert circuit.heads() == [
-        (0, 1),
-        (1, 0),
-    ]
+    assert circuit.heads() == [(0, 1), (1, 0)]
     loaded = Circuit.load(circuit.save(tmp_path / "new" / "c.json"))
     assert loaded == circuit and loaded.meta == {"seed": 3} and loaded.note == "<a & b>"
     graph = circuit.to_networkx()

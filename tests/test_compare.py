@@ -117,10 +117,8 @@ def test_the_excess_is_the_difference_of_two_differences():
 
 
 def test_what_the_weights_decide_has_no_interval_but_an_excess():
-    a, b = (
-        made({}, weights={"w.d": [1.0, 2.0]}, n_layers=2),
-        made({}, weights={"w.d": [3.0, 2.0]}, n_layers=2),
-    )
+    a = made({}, weights={"w.d": [1.0, 2.0]}, n_layers=2)
+    b = made({}, weights={"w.d": [3.0, 2.0]}, n_layers=2)
     found = ci.compare(a, b).table()
     assert found["difference"].tolist() == [-2.0, 0.0] and found["n"].tolist() == [1, 1]
     assert found[["low", "high", "p"]].isna().all(axis=None) and not found["holds"].any()

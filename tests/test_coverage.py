@@ -71,15 +71,6 @@ def test_the_bootstrap_t(n, columns):
     assert covered(intervals.mean_interval(skewed), np.exp(0.5)) >= (0.92 if n >= 32 else 0.88)
 
 
-@pytest.mark.parametrize("n", sorted({*COUNTS, *range(2, 48)}))
-def test_shares(n):
-    """Summed over all outcomes: no chance is left."""
-    shares, hits = np.linspace(0.1, 0.9, 17)[:, None], np.arange(n + 1)
-    low, high = intervals.share_interval(hits, n)
-    held = (low <= shares) & (shares <= high)
-    assert ((binom.pmf(hits, n, shares) * held).sum(axis=1) >= LEAST).all()
-
-
 @many
 def test_paired_shares(n):
     """Exactly where there are few outcomes, else by drawing them."""

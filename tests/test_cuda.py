@@ -4,9 +4,9 @@ import math
 from collections import Counter
 from contextlib import contextmanager
 
-import pandas as pd
 import pytest
 import torch
+from pandas.testing import assert_frame_equal
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import crate_interp as ci
@@ -193,9 +193,7 @@ def test_shortcuts_change_no_number(verb, monkeypatch):
     again = measure(model, data)
     for name, table in plain.stored.items():
         numbers = table.select_dtypes("number")
-        pd.testing.assert_frame_equal(
-            numbers, again.stored[name][numbers.columns], rtol=1e-9, atol=1e-12
-        )
+        assert_frame_equal(numbers, again.stored[name][numbers.columns], rtol=1e-9, atol=1e-12)
 
 
 def test_tensors_are_fetched_in_one_transfer():

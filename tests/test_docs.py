@@ -17,7 +17,6 @@ import crate_interp as ci
 from browser import driven, opened  # noqa: F401
 from conftest import make
 from crate_interp.audits import claims
-from crate_interp.audits.claims import CLAIMS, NUMBERS
 from crate_interp.probes import sparsity_probe
 from crate_interp.results.statistic import Statistic
 from crate_interp.sweeps.layer_curves import legend, numbers, summary
@@ -54,32 +53,6 @@ def test_every_room_has_one_line_and_is_a_package():
     assert all((folder / "__init__.py").exists() for folder in folders)
     rooms = in_rooms("The rooms")
     assert sorted(rooms) == sorted(f"{folder.relative_to(PACKAGE)}/" for folder in folders)
-
-
-def walks():
-    """The title of each walk, with its files and the words that are to be found in them."""
-    section = CONTRIBUTING.split("\n## Four walks\n", 1)[1].split("\n## ", 1)[0]
-    for walk in re.split(r"\n(?=\*\*)", section)[1:]:
-        steps = re.findall(r"^\d\. (.*(?:\n   .*)*)", walk, flags=re.MULTILINE)
-        yield walk.split("**")[1], [re.findall(r"`([^`]+)`", step) for step in steps]
-
-
-def test_the_walks_name_files_and_what_is_in_them():
-    most = {
-        "Add a statistic to a probe": 3,
-        "Add a claim to the audit": 3,
-        "Add a streamed verb with a page": 5,
-        "Add a member of the family, with an attention and a layout of its own": 5,
-    }
-    found = dict(walks())
-    assert found.keys() == most.keys()
-    for title, steps in found.items():
-        assert 0 < len(steps) <= most[title]
-        assert steps[-1][0].startswith("tests/test_") or steps[-1][0].startswith("tests/measures/")
-        for path, *words in steps:
-            place = ROOT if path.startswith("tests/") else PACKAGE.parent
-            text = (place / path).read_text(encoding="utf-8")
-            assert all(word in text for word in words), (path, words)
 
 
 def is_there(name):
@@ -303,43 +276,18 @@ def test_a_new_claim_needs_its_record_alone(images, tmp_path, monkeypatch):
     assert MOSTLY_ZERO.says in row and "zeros" in row
 
 
-PAGE = (Path(ci.__file__).parent / "measures" / "README.md").read_text(encoding="utf-8")
-
-
-def rows(heading):
-    """The cells of the tables under a heading, up to `heading`s that follow it."""
-    part = PAGE.split(f"\n{heading}\n", 1)[1].split("\n## ", 1)[0]
-    lines = [line for line in part.splitlines() if line.startswith("| `")]
-    return [
-        [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        for line in lines
-    ]
+MEASURES = (Path(ci.__file__).parent / "measures" / "README.md").read_text(encoding="utf-8")
 
 
 def plain(text):
     return " ".join(text.split()).replace("`", "")
 
 
-def measures():
-    titles = re.findall(r"^(## .*)$", PAGE, flags=re.MULTILINE)
-    return [row for title in titles[:-1] for row in rows(title)]
-
-
 def test_every_measure_has_a_line_that_its_docstring_says():
-    lines = measures()
-    assert sorted(row[0].strip("`") for row in lines) == sorted(ci.measures.__all__)
-    for name, formula, span, unit, lacks in lines:
-        doc = plain(getattr(ci.measures, name.strip("`")).__doc__)
-        assert plain(formula) in doc, name
-        assert plain(span) in doc, name
-        assert unit == "-" or unit in doc, name
-        assert len(lacks) > 10, name
-
-
-def test_statistics_and_claims_are_told_on_the_pages_that_are_made_of_their_records():
-    pages = Path(__file__).parent.parent / "demos" / "docs" / "pages" / "reference"
-    statistics = [f"{p.name}.{own}" for p in ci.probes.resolve(None) for own in p.statistics]
-    for name, records in {"statistics": statistics, "audit": [*CLAIMS, *NUMBERS]}.items():
-        assert f"pages/reference/{name}.md)" in PAGE
-        text = (pages / f"{name}.md").read_text(encoding="utf-8")
-        assert all(f"`{record}`" in text for record in records)
+    lines = [line for line in MEASURES.splitlines() if line.startswith("| `")]
+    cells = [[plain(cell) for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    assert sorted(row[0] for row in cells) == sorted(ci.measures.__all__)
+    for name, formula, span, unit, lacks in cells:
+        doc = plain(getattr(ci.measures, name).__doc__)
+        assert formula.replace("\\|", "|") in doc and span in doc, name
+        assert (unit == "-" or unit in doc) and len(lacks) > 10, name

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from torch.testing import assert_close
 
 import crate_interp as ci
 from conftest import FIXTURES
@@ -28,9 +29,7 @@ def recorded(case):
 
 
 def same(ours, theirs, name, atol=2e-5, rtol=1e-4):
-    torch.testing.assert_close(
-        ours, theirs, atol=atol, rtol=rtol, msg=lambda text: f"{name}: {text}"
-    )
+    assert_close(ours, theirs, atol=atol, rtol=rtol, msg=lambda text: f"{name}: {text}")
 
 
 def check_blocks(cache, tensors, theirs, ours, seen, points=POINTS, atol=2e-5):
@@ -85,16 +84,10 @@ def test_language_models(case):
 
 def test_nanochat():
     folder, tensors = FIXTURES / "nanochat_crate_alpha", recorded("nanochat_crate_alpha")
-    plain, windowed = (
-        ci.load(folder / "model.safetensors"),
-        ci.load(folder / "model.safetensors", window=True),
-    )
-    assert (plain.cfg.n_heads, plain.cfg.n_ctx, plain.cfg.d_vocab, plain.cfg.softcap) == (
-        2,
-        16,
-        285,
-        15.0,
-    )
+    plain = ci.load(folder / "model.safetensors")
+    windowed = ci.load(folder / "model.safetensors", window=True)
+    cfg = plain.cfg
+    assert (cfg.n_heads, cfg.n_ctx, cfg.d_vocab, cfg.softcap) == (2, 16, 285, 15.0)
     with torch.no_grad():
         logits, cache = windowed.run_with_cache(tensors["tokens"])
         free_logits, free = plain.run_with_cache(tensors["tokens"])
@@ -123,17 +116,8 @@ def test_nanochat():
         ]
     same(torch.cat(pieces, dim=1), tensors["logits_kv_cache"], "logits_kv_cache", atol=1e-4)
     assert (logits - free_logits).abs().max() > 0.1  # the switch does something
-    named = {
-        "x0",
-        "final_norm",
-        "logits_raw",
-        "logits",
-        "logits_no_window",
-        "short.logits",
-        "logits_kv_cache",
-        *rotated,
-    }
-    assert set(tensors) - seen == named
+    named = "x0 final_norm logits_raw logits logits_no_window short.logits logits_kv_cache"
+    assert set(tensors) - seen == {*named.split(), *rotated}
 
 
 def test_masked_autoencoder():
@@ -175,16 +159,14 @@ def test_masked_autoencoder():
     for name, value in expected.items():
         same(value, tensors[name].squeeze() if "loss" in name else tensors[name], name)
     assert set(tensors) - seen == set(expected)
-    torch.testing.assert_close(
+    assert_close(
         model.unpatchify(model.patchify(tensors["images"])), tensors["images"], atol=0, rtol=0
     )
 
 
 def test_clip():
-    file, tensors = (
-        FIXTURES / "crate_alpha_clipa" / "crate_alpha_CLIPA_L14.pth",
-        recorded("crate_alpha_clipa"),
-    )
+    file = FIXTURES / "crate_alpha_clipa" / "crate_alpha_CLIPA_L14.pth"
+    tensors = recorded("crate_alpha_clipa")
     model = ci.load(file, n_heads=4, text_n_heads=3)
     with torch.no_grad():
         similarity, cache = model.run_with_cache(tensors["images"], tensors["tokens"])
@@ -215,10 +197,8 @@ def test_clip():
 def test_sparse_autoencoder():
     tensors = recorded("crate_lm_sae")
     sae = ci.load(FIXTURES / "crate_lm_sae" / "0.pt")
-    assert sae.cfg.hook_name == "blocks.0.mlp.hook_post" and (sae.cfg.d_in, sae.cfg.d_sae) == (
-        128,
-        256,
-    )
+    assert sae.cfg.hook_name == "blocks.0.mlp.hook_post"
+    assert (sae.cfg.d_in, sae.cfg.d_sae) == (128, 256)
     with torch.no_grad():
         acts = sae.encode(tensors["x"])
         same(acts, tensors["acts"], "acts")
@@ -236,14 +216,8 @@ def test_sparse_autoencoder():
     same(cache[sae.cfg.hook_name].flatten(0, 1), tensors["x"], "x")
 
 
-CASES = {
-    "crate": {},
-    "crate_alpha": {},
-    "crate_variant_c": {"variant": "c"},
-    "crate_variant_n": {"variant": "n"},
-    "crate_variant_t": {"variant": "t"},
-    "crate_variant_identity": {"variant": "identity"},
-}
+VARIANTS = {f"crate_variant_{name}": {"variant": name} for name in ("c", "n", "t", "identity")}
+CASES = {"crate": {}, "crate_alpha": {}} | VARIANTS
 
 
 def load_case(case, **over):
@@ -293,21 +267,14 @@ def _patches(images, patch):
 
 
 def test_official_numbers():
+    """The deviation of the rate is unbiased there, that of the sparsity is the population's."""
     model, recorded, meta, _ = load_case("crate")
-    result = ci.sweep(model, recorded["images"], progress=False)
-    table = result.samples()
-    for layer in range(model.cfg.n_layers):
-        rate = table[table["layer"] == layer]["compression.official_rate"]
-        zeros = table[table["layer"] == layer]["sparsity.zero_fraction"]
-        assert rate.mean() == pytest.approx(meta["official_coding_rate"]["mean"][layer], rel=1e-4)
-        # unbiased, as there
-        assert rate.std() == pytest.approx(meta["official_coding_rate"]["std"][layer], rel=1e-4)
-        assert zeros.mean() == pytest.approx(meta["official_sparsity"]["mean"][layer], rel=1e-4)
-        # population
-        assert zeros.std(ddof=0) == pytest.approx(meta["official_sparsity"]["std"][layer], rel=1e-4)
-        assert rate.mean() == pytest.approx(
-            float(recorded["official_coding_rate_mean"][layer]), rel=1e-4
-        )
-        assert zeros.mean() == pytest.approx(
-            float(recorded["official_sparsity_mean"][layer]), rel=1e-4
-        )
+    table = ci.sweep(model, recorded["images"], progress=False).samples().groupby("layer")
+    found = {
+        "official_coding_rate": (table["compression.official_rate"], 1),
+        "official_sparsity": (table["sparsity.zero_fraction"], 0),
+    }
+    for name, (values, ddof) in found.items():
+        layers, wanted = range(model.cfg.n_layers), meta[name]
+        assert list(values.mean()[layers]) == pytest.approx(wanted["mean"], rel=1e-4)
+        assert list(values.std(ddof=ddof)[layers]) == pytest.approx(wanted["std"], rel=1e-4)

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from torch.testing import assert_close
 from transformer_lens.model_bridge import TransformerBridge
 
 import crate_interp as ci
 import foreign
 from conftest import refuses
 from crate_hooks import edit
-from crate_interp.bridge.hooked_to_bridge import build
+from crate_interp.bridge.adapter import build
 from crate_interp.models.hooked import check_hooked
 from crate_interp.models.weights import model_digest
 from crate_interp.questions.answers import losses
@@ -21,15 +22,15 @@ def test_every_point_holds_what_transformers_has_there(kind):
     theirs, x = foreign.outputs(kind), foreign.inputs(kind)
     out, cache = model.run_with_cache(x)
     wanted = theirs.logits if hasattr(theirs, "logits") else theirs.last_hidden_state[:, 0]
-    torch.testing.assert_close(out, wanted)
-    torch.testing.assert_close(model.run_with_hooks(x), wanted)
+    assert_close(out, wanted)
+    assert_close(model.run_with_hooks(x), wanted)
     assert sorted(cache) == sorted(model.hook_dict)
     for layer in range(foreign.LAYERS):
         mid, code = foreign.inside(kind)[layer]
-        torch.testing.assert_close(cache["pattern", layer], theirs.attentions[layer])
-        torch.testing.assert_close(cache["resid_pre", layer], theirs.hidden_states[layer])
-        torch.testing.assert_close(cache["resid_mid", layer], mid)
-        torch.testing.assert_close(cache["post", layer], code)
+        assert_close(cache["pattern", layer], theirs.attentions[layer])
+        assert_close(cache["resid_pre", layer], theirs.hidden_states[layer])
+        assert_close(cache["resid_mid", layer], mid)
+        assert_close(cache["post", layer], code)
         block = model.blocks[layer]
         for role in "qkv":
             stored = foreign.role_weight(kind, plain, layer, role)
@@ -39,17 +40,11 @@ def test_every_point_holds_what_transformers_has_there(kind):
         u = foreign.role_weight(kind, plain, layer, "v")
         assert torch.equal(block.attn.U, u)
         read = cache["normalized", layer, "ln1"]
-        torch.testing.assert_close(
-            cache["u", layer, "attn"], torch.einsum("bnd,hdp->bnhp", read, u)
-        )
+        assert_close(cache["u", layer, "attn"], torch.einsum("bnd,hdp->bnhp", read, u))
         written = torch.einsum("bnhp,hpd->bnd", cache["z", layer], block.attn.W_O)
-        torch.testing.assert_close(cache["attn_out", layer], written + block.attn.b_O)
-        torch.testing.assert_close(
-            cache["mlp_out", layer], code @ block.mlp.W_out + block.mlp.b_out
-        )
-    torch.testing.assert_close(
-        cache.accumulated_resid(layer=1, incl_mid=True)[1], cache["resid_mid", 0]
-    )
+        assert_close(cache["attn_out", layer], written + block.attn.b_O)
+        assert_close(cache["mlp_out", layer], code @ block.mlp.W_out + block.mlp.b_out)
+    assert_close(cache.accumulated_resid(layer=1, incl_mid=True)[1], cache["resid_mid", 0])
 
 
 @pytest.mark.parametrize("kind", ("vit", "gpt2", "llama"))
@@ -63,12 +58,12 @@ def test_edits_go_back_through_the_bridge(kind):
     with model.hooks(fwd_hooks=[("blocks.0.attn.hook_z", nothing)]):
         _, seen = model.run_with_cache(x, names_filter="blocks.0.hook_resid_mid")
     gone = torch.einsum("bnp,pd->bnd", cache["z", 0][:, :, 1], model.blocks[0].attn.W_O[1])
-    torch.testing.assert_close(seen["blocks.0.hook_resid_mid"], cache["resid_mid", 0] - gone)
+    assert_close(seen["blocks.0.hook_resid_mid"], cache["resid_mid", 0] - gone)
     assert not torch.allclose(edited, before)
     # hook_u is the values without their bias: doubling it doubles what they carry beside the bias
     same = model.run_with_hooks(x, fwd_hooks=[("blocks.0.attn.hook_u", lambda u, hook: u * 1.0)])
-    torch.testing.assert_close(same, before)
-    torch.testing.assert_close(model(x), before)  # nothing stays
+    assert_close(same, before)
+    assert_close(model(x), before)  # nothing stays
 
 
 @pytest.mark.parametrize("kind", ("vit", "gpt2"))
@@ -100,7 +95,7 @@ def test_heads_of_a_black_box_are_ablated_as_by_a_hook(kind):
         logits = model.run_with_hooks(x, fwd_hooks=[hook])
         wanted = losses(logits, x if kind == "gpt2" else labels)
         rows = found[(found["layer"] == layer) & (found["head"] == head)]
-        torch.testing.assert_close(torch.tensor(rows["ablated"].to_numpy()), wanted)
+        assert_close(torch.tensor(rows["ablated"].to_numpy()), wanted)
     assert len(found) == len(x) * foreign.LAYERS * heads
 
 
@@ -111,12 +106,10 @@ def test_stop_at_layer_returns_the_stream(kind):
     _, cache = model.run_with_cache(x)
     for layer in (0, 1, -1):
         wanted = cache["resid_pre", layer % foreign.LAYERS]
-        torch.testing.assert_close(model(x, stop_at_layer=layer), wanted)
-    torch.testing.assert_close(
-        model(x, stop_at_layer=foreign.LAYERS), cache["resid_post", foreign.LAYERS - 1]
-    )
+        assert_close(model(x, stop_at_layer=layer), wanted)
+    assert_close(model(x, stop_at_layer=foreign.LAYERS), cache["resid_post", foreign.LAYERS - 1])
     refuses("stop_at_layer=5: the model has layers 0 to 1", lambda: model(x, stop_at_layer=5))
-    torch.testing.assert_close(model(x), model.run_with_hooks(x))
+    assert_close(model(x), model.run_with_hooks(x))
 
 
 def test_what_cannot_be_read_is_refused():
@@ -144,17 +137,17 @@ def test_patches_are_the_tokens_after_the_special_ones():
         special = foreign.KINDS[kind][3]
         _, cache = model.run_with_cache(foreign.inputs(kind))
         wanted = foreign.outputs(kind).attentions[1][:, :, 0, special:].unflatten(-1, (3, 3))
-        torch.testing.assert_close(ci.maps.attention(cache, 1), wanted)
+        assert_close(ci.maps.attention(cache, 1), wanted)
         place = special + 1 * 3 + 2
         wanted = foreign.outputs(kind).attentions[1][:, :, place, special:].unflatten(-1, (3, 3))
-        torch.testing.assert_close(ci.maps.attention(cache, 1, query=(1, 2)), wanted)
+        assert_close(ci.maps.attention(cache, 1, query=(1, 2)), wanted)
         q, k = (cache[role, 1].transpose(1, 2) for role in "qk")
         logits = torch.einsum("bhp,bhnp->bhn", q[:, :, 0], k[:, :, special:])
         alone = ci.maps.attention(cache, 1, scaled=False, cls_key=False)
-        torch.testing.assert_close(alone, logits.softmax(-1).unflatten(-1, (3, 3)))
+        assert_close(alone, logits.softmax(-1).unflatten(-1, (3, 3)))
         codes = ci.maps.codes(cache, 0, [2])[:, 0]
         wanted = foreign.inside(kind)[0][1][:, special:, 2].unflatten(-1, (3, 3))
-        torch.testing.assert_close(codes, wanted)
+        assert_close(codes, wanted)
         assert ci.maps.rollout(cache).shape == (3, 3, 3)
 
 
@@ -192,9 +185,9 @@ def test_tokens_with_a_mask(lm, side):
     for i, row in enumerate(rows):
         real = mask[i].bool()
         own_logits, own = lm.run_with_cache(row)
-        torch.testing.assert_close(logits[i][real], own_logits[0], **NEAR)
-        torch.testing.assert_close(stream[i][real], lm(row, stop_at_layer=1)[0], **NEAR)
+        assert_close(logits[i][real], own_logits[0], **NEAR)
+        assert_close(stream[i][real], lm(row, stop_at_layer=1)[0], **NEAR)
         for found in (cache.alone(i), without.alone(i)):
             assert found.cache_dict.keys() == own.cache_dict.keys()
             for name, value in own.items():
-                torch.testing.assert_close(found[name], value, **NEAR)
+                assert_close(found[name], value, **NEAR)

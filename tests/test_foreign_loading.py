@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import crate_interp as ci
 from conftest import FIXTURES, refuses
 from crate_interp.bridge import loading
-from crate_interp.bridge.hooked_to_bridge import build
+from crate_interp.bridge.adapter import build
 from crate_interp.cli.request import Request
 from crate_interp.models.text.tokenizer import to_json
 from foreign import inputs, network

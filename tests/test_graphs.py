@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.testing import assert_close
 
 import crate_interp as ci
 from conftest import make, make_lm
@@ -76,12 +77,10 @@ def test_edges_of_a_crate_are_those_of_its_matrices():
             ]
             value = found.codes[layer - 1][p, j]
             wanted = value * ((p == q) * torch.eye(width) + sum(parts)) @ after
-            torch.testing.assert_close(row[p, j], wanted[j, i], rtol=1e-9, atol=1e-12)
+            assert_close(row[p, j], wanted[j, i], rtol=1e-9, atol=1e-12)
             for h, part in enumerate(parts):
                 carried = change[place, q, h] @ block.attn.W_O[h] @ after
-                torch.testing.assert_close(
-                    carried[i], value * (part @ after)[j, i], rtol=1e-9, atol=1e-12
-                )
+                assert_close(carried[i], value * (part @ after)[j, i], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", few([*IMAGES, *TEXTS, "nanochat-crate"], count=4))
@@ -118,14 +117,14 @@ def test_edges_are_finite_differences_with_other_codes_held(name):
         if layer < 0:
             step = 1e-6 * found.embedded[2] * (torch.arange(len(found.embedded)) == 2)[:, None]
             wanted = (before(layer, step) - before(layer, -step)) / 2e-6
-            torch.testing.assert_close(rows[:, 2, 0], wanted, rtol=1e-5, atol=1e-8)
+            assert_close(rows[:, 2, 0], wanted, rtol=1e-5, atol=1e-8)
             continue
         for place in active(found, layer)[5::151].tolist():
             p, j = divmod(place, found.codes[layer].shape[1])
             step = torch.zeros_like(found.codes[layer])
             step[p, j] = 1e-6 * found.codes[layer][p, j]
             wanted = (before(layer, step) - before(layer, -step)) / 2e-6
-            torch.testing.assert_close(rows[:, p, j], wanted, rtol=1e-5, atol=1e-8)
+            assert_close(rows[:, p, j], wanted, rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize("freeze", [(), BOTH], ids=["jacobian", "frozen"])
@@ -146,7 +145,7 @@ def test_attributions_are_sums_over_all_paths(name, freeze):
             for source, rows in effects.items():
                 total[source] += torch.einsum("n,npa->pa", own, rows.double())
     for layer in range(-1, LAYERS):
-        torch.testing.assert_close(total[layer], found.attribution(layer), rtol=1e-9, atol=1e-11)
+        assert_close(total[layer], found.attribution(layer), rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", few([*IMAGES, *TEXTS], count=4))
@@ -196,10 +195,8 @@ def test_influence_is_a_sum_over_paths(seed, width, depth):
     size = width * depth + 1
     effects = torch.zeros(size, size).double()
     for layer in range(1, depth):
-        own, below = (
-            slice(layer * width, (layer + 1) * width),
-            slice((layer - 1) * width, layer * width),
-        )
+        own = slice(layer * width, (layer + 1) * width)
+        below = slice((layer - 1) * width, layer * width)
         effects[own, below] = torch.randn(width, width, generator=generator).double()
     effects[-1, -1 - width : -1] = torch.randn(width, generator=generator).double()
     start = torch.zeros(size).double()
@@ -209,9 +206,9 @@ def test_influence_is_a_sum_over_paths(seed, width, depth):
     for node, weight in paths(shares, size - 1):
         wanted[node] += weight
     found = influences(shares, start)
-    torch.testing.assert_close(found, wanted)
+    assert_close(found, wanted)
     # every layer passes all of the influence on
-    torch.testing.assert_close(found[:-1].view(depth, width).sum(dim=1), torch.ones(depth).double())
+    assert_close(found[:-1].view(depth, width).sum(dim=1), torch.ones(depth).double())
     inputs = torch.arange(size) < width
     kept = prune(effects, effects.abs().sum(dim=1), inputs, 0.8, 0.98)
     for node in (kept.nodes & ~inputs).nonzero()[:-1, 0].tolist():

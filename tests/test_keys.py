@@ -217,10 +217,8 @@ def saved_npz(path, weights, **more):
 
 
 def test_every_recorded_tensor():
-    meta, recorded = (
-        json.loads((FIXTURE / "meta.json").read_text()),
-        load_file(FIXTURE / "io.safetensors"),
-    )
+    meta = json.loads((FIXTURE / "meta.json").read_text())
+    recorded = load_file(FIXTURE / "io.safetensors")
     (file,) = [name for name in meta["files"] if name.endswith(".npz")]
     model = ci.load(FIXTURE / file)
     assert (model.cfg.n_heads, model.cfg.ln_final_eps) == (
@@ -240,11 +238,9 @@ def test_every_recorded_tensor():
 
 @pytest.mark.parametrize("how", ["params/", "bare", "compressed", "old names", "fortran order"])
 def test_every_spelling(alpha, tmp_path, how):
-    path, weights, given = (
-        tmp_path / "weights",
-        jax_layout(alpha, how == "old names"),
-        dict(JAX_GIVEN),
-    )
+    path = tmp_path / "weights"
+    weights = jax_layout(alpha, how == "old names")
+    given = dict(JAX_GIVEN)
     if how == "old names":  # two axes: heads are not told
         given["n_heads"] = HEADS
     if how == "fortran order":

@@ -213,10 +213,6 @@ GREEDY = dict(do_sample=False, stop_at_eos=False, verbose=False)
 DRAWN = dict(stop_at_eos=False, verbose=False)
 
 
-def prompts(batch=2, pos=5, seed=3):
-    return torch.randint(VOCAB, (batch, pos), generator=torch.Generator().manual_seed(seed))
-
-
 def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
@@ -224,7 +220,7 @@ def seeded(seed):
 @some_quick
 def test_greedy_generation(lm):
     """Appends the likeliest token, again and again, without a cache; from the last n_ctx tokens."""
-    tokens = prompts()
+    tokens = ids(pos=5)
     slow = tokens
     with torch.no_grad():
         for _ in range(12):
@@ -241,7 +237,7 @@ def test_greedy_generation(lm):
 def test_rows_of_unequal_length_are_the_single_rows(lm):
     """Also past n_ctx, where the padding has gone and the oldest tokens go."""
     lm = lm.double()
-    rows = [prompts(1, length, seed)[0].tolist() for seed, length in enumerate((6, 2, 4))]
+    rows = [ids(1, length, seed)[0].tolist() for seed, length in enumerate((6, 2, 4))]
     tokens, real = padded(rows, 5, "left")
     alone = [lm.generate(torch.tensor([prompt]), 12, **GREEDY)[0] for prompt in rows]
     for cached in (True, False):
@@ -254,7 +250,7 @@ def test_rows_of_unequal_length_are_the_single_rows(lm):
 
 @some_quick
 def test_sampled_generation(lm):
-    tokens = prompts()
+    tokens = ids(pos=5)
 
     def draw(seed, **more):
         return lm.generate(tokens, 6, generator=seeded(seed), **DRAWN, **more)
@@ -285,7 +281,7 @@ def test_sampled_generation(lm):
     ],
 )
 def test_tokens_are_drawn_as_transformerlens_draws_them(told):
-    logits, tokens = torch.randn(50, VOCAB, generator=seeded(0)) * 2, prompts(50, 9)
+    logits, tokens = torch.randn(50, VOCAB, generator=seeded(0)) * 2, ids(50, 9)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         theirs = sample_logits(logits, tokens=tokens, **told)
@@ -295,7 +291,7 @@ def test_tokens_are_drawn_as_transformerlens_draws_them(told):
 def test_rows_end_at_their_stop_token():
     lm = make_lm("gpt-baseline")
     for seed in range(20):  # the third token of row 0 is to be new there, and none of row 1
-        tokens = prompts(seed=seed)
+        tokens = ids(pos=5, seed=seed)
         free = lm.generate(tokens, 6, **GREEDY)[:, 5:]
         if free[0, 2] not in [*free[0, :2], *free[1]]:
             break
@@ -328,7 +324,7 @@ def test_text_comes_back_as_it_went_in(chat):
 
 @some_quick
 def test_streams(chat, lm):
-    tokens = prompts()
+    tokens = ids(pos=5)
     parts = list(lm.generate_stream(tokens, 9, 3, **GREEDY))
     assert [part.shape[1] for part in parts] == [6, 3, 3, 2]
     assert torch.equal(torch.cat(parts, dim=1), lm.generate(tokens, 9, **GREEDY))

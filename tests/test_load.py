@@ -88,7 +88,6 @@ UNKNOWN = {  # first words -> a source, and what is given beside it
     "is not on the Hub: download it from https://drive.google": "crate-small-imagenet1k",
     "what its files hold, .* is not known. Give a file of the repo": "youyou321-crate",
     "file='x' has no meaning for crate-tiny-fashion": ("crate-tiny-fashion", {"file": "x"}),
-    "is not a path inside a repo": ("UCSC-VLAA/CRATE-alpha", {"file": "../../etc/passwd"}),
     "has no revision 'step-7': give one of step-0": ("crate-tiny-fashion", {"revision": "step-7"}),
     "no revision 'step-7': its steps .* lie in the rep": ("crate-tiny-lm", {"revision": "step-7"}),
     "has no published layout: the first of its 2 keys are a, b; crate, the nearest": (

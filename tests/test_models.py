@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.testing import assert_close
 
 from conftest import BATCH, CLASSES, D_HEAD, D_MODEL, HEADS, LMS, leftover_hooks, make, make_lm
 from crate_interp.models.layers.embed import interpolate_positions
@@ -29,26 +30,24 @@ def plain(model, images):
 @pytest.mark.parametrize("family", ["crate", "crate-alpha"])
 def test_equals_a_plain_forward(family, pool, images):
     model = make(family, pool=pool, eta=0.2, lambd=0.3)
-    torch.testing.assert_close(model(images), plain(model, images), atol=1e-5, rtol=1e-5)
+    assert_close(model(images), plain(model, images), atol=1e-5, rtol=1e-5)
     double = model.double()
-    torch.testing.assert_close(
-        double(images.double()), plain(double, images.double()), atol=1e-12, rtol=1e-12
-    )
+    assert_close(double(images.double()), plain(double, images.double()), atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("variant", ["c", "n", "t", "fix", "identity"])
 def test_variants_equal_a_plain_forward(variant, images):
     model = make(variant=variant, d_model=HEADS * D_HEAD)
-    torch.testing.assert_close(model(images), plain(model, images), atol=1e-5, rtol=1e-5)
+    assert_close(model(images), plain(model, images), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["crate", "crate-alpha"])
 def test_one_head_over_the_whole_stream_has_no_output_matrix(family, images):
     model = make(family, n_heads=1, d_head=D_MODEL)
     assert not any("out_proj" in name for name, _ in model.named_parameters())
-    torch.testing.assert_close(model(images), plain(model, images), atol=1e-5, rtol=1e-5)
+    assert_close(model(images), plain(model, images), atol=1e-5, rtol=1e-5)
     _, cache = model.run_with_cache(images)
-    torch.testing.assert_close(cache["attn_out", 1], cache["z", 1][:, :, 0], atol=0, rtol=0)
+    assert_close(cache["attn_out", 1], cache["z", 1][:, :, 0], atol=0, rtol=0)
     assert "out_proj" in str(
         [n for n, _ in make(family, n_heads=1, d_head=D_HEAD).named_parameters()]
     )
@@ -142,7 +141,7 @@ def test_editing_one_role_in_place_changes_that_role_alone(model, images, role):
     parts = {r: after[names[r]] if r == role else u for r in "qkv"}
     scores = torch.einsum("bqhp,bkhp->bhqk", parts["q"], parts["k"]) * D_HEAD**-0.5
     heads = torch.einsum("bhqk,bkhp->bqhp", scores.softmax(-1), parts["v"])
-    torch.testing.assert_close(after["blocks.0.attn.hook_z"], heads, atol=1e-5, rtol=1e-5)
+    assert_close(after["blocks.0.attn.hook_z"], heads, atol=1e-5, rtol=1e-5)
 
 
 def test_an_edit_of_the_position_embedding_stays_in_its_image(model, images):
@@ -183,7 +182,7 @@ def test_interpolated_positions_follow_dino_not_a_plain_resize():
         .reshape(1, 35, D_MODEL)
     )
     assert not torch.allclose(got[:, 1:], resized)
-    torch.testing.assert_close(got[:, 1:], _dino(image, (5, 7)), atol=1e-12, rtol=1e-12)
+    assert_close(got[:, 1:], _dino(image, (5, 7)), atol=1e-12, rtol=1e-12)
 
 
 def _dino(image, size):
@@ -250,18 +249,18 @@ def test_the_lasso_is_what_the_layer_solves(step, y):
     if isinstance(lasso, str):
         assert lasso == "the layer has an MLP, no dictionary"
         return
-    torch.testing.assert_close(lasso.run(y, lasso.lambd)[0], captured(step, y, "hook_post"))
+    assert_close(lasso.run(y, lasso.lambd)[0], captured(step, y, "hook_post"))
     assert not lasso.d.requires_grad and (lasso.start(y) >= 0).all()
 
 
 def test_the_linear_form_is_the_forward_with_every_atom_on(step, y, monkeypatch):
     monkeypatch.setattr(F, "relu", lambda x: x)  # the forward is affine then
     with torch.no_grad():
-        torch.testing.assert_close(step.linear(y), step(y) - step(torch.zeros_like(y)))
+        assert_close(step.linear(y), step(y) - step(torch.zeros_like(y)))
 
 
 def test_an_atom_writes_its_direction(step, y):
     code = captured(step, y, "hook_post")
     constant = getattr(step, "b_out", 0)
     with torch.no_grad():
-        torch.testing.assert_close(code @ step.written() + constant, step(y))
+        assert_close(code @ step.written() + constant, step(y))

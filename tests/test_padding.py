@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.testing import assert_close
 
 import crate_interp as ci
 from conftest import FIXTURES, LMS, make_lm, refuses
@@ -35,7 +36,7 @@ def test_a_window_counts_real_tokens():
     tokens[mask.bool()] = torch.tensor(row)
     with torch.no_grad():
         alone = lm(torch.tensor([row]))
-        torch.testing.assert_close(lm(tokens, attention_mask=mask)[mask.bool()], alone[0], **CLOSE)
+        assert_close(lm(tokens, attention_mask=mask)[mask.bool()], alone[0], **CLOSE)
 
 
 def test_a_zero_in_the_middle_takes_the_token_out(lm):
@@ -44,7 +45,7 @@ def test_a_zero_in_the_middle_takes_the_token_out(lm):
     with torch.no_grad():
         held = lm(torch.tensor(row), attention_mask=mask)[0, mask.bool()]
         kept = [token for token, one in zip(row, mask, strict=True) if one]
-        torch.testing.assert_close(held, lm(torch.tensor([kept]))[0], **CLOSE)
+        assert_close(held, lm(torch.tensor([kept]))[0], **CLOSE)
 
 
 def test_gradients_with_padding_are_finite_and_those_of_the_texts(lm):
@@ -58,7 +59,7 @@ def test_gradients_with_padding_are_finite_and_those_of_the_texts(lm):
         lm(torch.tensor([row]), "loss", loss_per_token=True).sum() / count for row in rows
     ).backward()
     for name, value in lm.named_parameters():
-        torch.testing.assert_close(got[name], value.grad, atol=1e-9, rtol=1e-6, msg=name)
+        assert_close(got[name], value.grad, atol=1e-9, rtol=1e-6, msg=name)
 
 
 def test_the_cache_of_keys_and_values_knows_padding(lm):
@@ -73,11 +74,11 @@ def test_the_cache_of_keys_and_values_knows_padding(lm):
         first = lm(tokens[:, :5], past=past, attention_mask=real[:, :5])
         last = lm(tokens[:, 5:], past=past, attention_mask=real)
         parts = torch.cat([first, last], dim=1)
-        torch.testing.assert_close(parts[real], whole[real], **CLOSE)
+        assert_close(parts[real], whole[real], **CLOSE)
         more = lm(tokens[:, :2], past=past)  # tokens that follow are real without a mask
         longer = torch.cat([real, torch.ones(3, 2, dtype=torch.bool)], dim=1)
         again = lm(torch.cat([tokens, tokens[:, :2]], dim=1), attention_mask=longer)
-    torch.testing.assert_close(more, again[:, -2:], **CLOSE)
+    assert_close(more, again[:, -2:], **CLOSE)
     refuses(
         "differs from the past's",
         lambda: lm(tokens[:, :1], past=past, attention_mask=torch.ones(3, 9)),
@@ -96,7 +97,7 @@ def test_texts_of_unequal_length(side):
             n = one.shape[1]
             place = slice(-n, None) if side == "left" else slice(n)
             assert torch.equal(tokens[row, place], one[0])
-            torch.testing.assert_close(logits[row, place], chat(one)[0], atol=1e-5, rtol=1e-5)
+            assert_close(logits[row, place], chat(one)[0], atol=1e-5, rtol=1e-5)
         nats = torch.cat([chat(one, "loss", loss_per_token=True)[0] for one in alone])
         assert loss.item() == pytest.approx(nats.mean().item(), rel=1e-5)
         # tokens that are padded already are taken as they stand, unless a side is given
@@ -105,7 +106,7 @@ def test_texts_of_unequal_length(side):
         for row, one in enumerate(alone):
             real[row, : -one.shape[1]] = side == "right"
             real[row, one.shape[1] :] &= side == "left"
-        torch.testing.assert_close(again[real], logits[real], atol=1e-6, rtol=1e-6)
+        assert_close(again[real], logits[real], atol=1e-6, rtol=1e-6)
         if side == "left":
             assert (chat(tokens)[real] - logits[real]).abs().max() > 1e-3
     chat.tokenizer.padding_side = side
@@ -176,7 +177,7 @@ def test_every_point_of_a_text_is_that_of_the_text_alone(reader, side):
         found = batch.alone(i)
         assert not found.is_padded and found.cache_dict.keys() == own.cache_dict.keys()
         for name, value in own.items():
-            torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5)
+            assert_close(found[name], value, rtol=1e-4, atol=1e-5)
 
 
 def test_probes(reader, side):
@@ -215,9 +216,7 @@ def test_stacks_at_some_positions_refuse_padding(side):
         with pytest.raises(ValueError, match="at some positions would read padding as tokens"):
             stack(batch, pos_slice=-1)
         wanted = stack(alone[1], pos_slice=-1)
-        torch.testing.assert_close(
-            stack(batch.alone(1), pos_slice=-1), wanted, rtol=1e-4, atol=1e-5
-        )
+        assert_close(stack(batch.alone(1), pos_slice=-1), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_patching_refuses_padding(side):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.testing import assert_close
 from transformer_lens.model_bridge.get_params_util import get_bridge_params
 
 import crate_interp as ci
@@ -108,7 +109,7 @@ def test_composition_scores(lm, mode):
     right = lm.W_V[2, 3] @ lm.W_O[2, 3] if mode == "V" else lm.W_Q[2, 3] @ lm.W_K[2, 3].T
     right = right.T if mode == "K" else right
     direct = (left @ right).norm() / (left.norm() * right.norm())
-    torch.testing.assert_close(scores[0, 1, 2, 3], direct, atol=1e-5, rtol=1e-4)
+    assert_close(scores[0, 1, 2, 3], direct, atol=1e-5, rtol=1e-4)
     assert not scores[2, :, :2].any() and not scores[1, :, 1].any()
     refuses("mode='X' is none of Q, K, V", lambda: lm.all_composition_scores("X"))
 
@@ -118,10 +119,10 @@ def test_loss_with_a_mask(lm):
     mask = torch.ones_like(TOKENS)
     mask[0, :3] = 0
     losses = -logits.log_softmax(-1)[:, :-1].gather(-1, TOKENS[:, 1:, None])[..., 0]
-    torch.testing.assert_close(lm.loss_fn(logits, TOKENS), losses.mean())
-    torch.testing.assert_close(lm.loss_fn(logits, TOKENS, per_token=True), losses)
+    assert_close(lm.loss_fn(logits, TOKENS), losses.mean())
+    assert_close(lm.loss_fn(logits, TOKENS, per_token=True), losses)
     kept = torch.cat([losses[0, 3:], losses[1]])
-    torch.testing.assert_close(lm.loss_fn(logits, TOKENS, mask), kept.mean())
+    assert_close(lm.loss_fn(logits, TOKENS, mask), kept.mean())
 
 
 def patched(model, data, hooks):
@@ -166,13 +167,11 @@ def test_a_switch_changes_nothing_and_its_point_can_be_patched(family, switch, i
         plain, before = model.run_with_cache(data)
         getattr(model, f"set_{switch}")(True)
         on, cache = model.run_with_cache(data)
-    torch.testing.assert_close(on, plain, atol=1e-5, rtol=1e-5)
+    assert_close(on, plain, atol=1e-5, rtol=1e-5)
     source = "resid_mid" if switch == "use_hook_mlp_in" else "resid_pre"
     value = cache[point]
     assert value.shape[-1] == D_MODEL and value.ndim == (4 if switch == "use_attn_in" else 3)
-    torch.testing.assert_close(
-        value.reshape(*value.shape[:2], -1, D_MODEL)[:, :, 0], cache[source, 1]
-    )
+    assert_close(value.reshape(*value.shape[:2], -1, D_MODEL)[:, :, 0], cache[source, 1])
     # an edit reaches the branch that reads it, and not the stream beside it
     edited = patched(model, data, [(point, lambda value, hook: value.roll(1, dims=1))])
     assert (edited - plain).abs().max() > 1e-4
@@ -180,7 +179,7 @@ def test_a_switch_changes_nothing_and_its_point_can_be_patched(family, switch, i
     keep = lambda value, hook: kept.update({hook.name: value})  # noqa: E731
     stream = f"blocks.1.hook_{source}"
     patched(model, data, [(point, lambda value, hook: value * 0), (stream, keep)])
-    torch.testing.assert_close(kept[stream], before[source, 1], atol=1e-5, rtol=1e-5)
+    assert_close(kept[stream], before[source, 1], atol=1e-5, rtol=1e-5)
     getattr(model, f"set_{switch}")(False)
     assert torch.equal(patched(model, data, []), plain)
 
@@ -277,20 +276,8 @@ def catalogued(name):
     return make(name, d_features=17, stem="linear", **wide), images, {"f": 17}
 
 
-KINDS = [
-    "crate",
-    "crate-alpha",
-    "crate-mae",
-    "crate-lm",
-    "crate-lm vanilla",
-    "gpt-baseline",
-    "nanochat-crate",
-    "tost",
-    "tost-lm",
-    "cbt",
-    "tost-ista",
-    "aot",
-]
+KINDS = ("crate", "crate-alpha", "crate-mae", "tost", "tost-lm", "cbt", "tost-ista", "aot")
+KINDS += ("crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate")
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -6,6 +6,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 
 import crate_interp as ci
 import reference
@@ -42,16 +43,16 @@ def test_language_models(name, tokens):
     for layer in range(3):
         mid = cache["resid_mid", layer].numpy()
         wanted = [reference.coding_rate(z, 0.1) for z in mid]
-        np.testing.assert_allclose(values(result, "compression.rate_mid", layer), wanted, rtol=1e-5)
+        assert_allclose(values(result, "compression.rate_mid", layer), wanted, rtol=1e-5)
         if tied:
             u = lm.blocks[layer].attn.U.detach().numpy()
             wanted = [reference.subspace_coding_rate(z, u, 0.1).sum() for z in mid]
-            np.testing.assert_allclose(
+            assert_allclose(
                 values(result, "compression.subspace_rate_mid", layer), wanted, rtol=1e-5
             )
     probed = ci.probe(cache)
     assert probed.meta["probes"].keys() == result.meta["probes"].keys()
-    np.testing.assert_allclose(
+    assert_allclose(
         probed.layers()["mean"].to_numpy(), result.layers()["mean"].to_numpy(), rtol=1e-5, atol=1e-6
     )
 
@@ -77,9 +78,7 @@ def test_positions(tokens):
     assert values(result, "attention.entropy_uniform", 0) == pytest.approx(math.log(13) / 2)
     _, cache = lm.run_with_cache(tokens)
     zeros = (cache["post", 1][:, 4] == 0).float().mean(dim=-1)
-    np.testing.assert_allclose(
-        values(result, "sparsity.zero_fraction", 1), zeros.numpy(), rtol=1e-6
-    )
+    assert_allclose(values(result, "sparsity.zero_fraction", 1), zeros.numpy(), rtol=1e-6)
     for wrong, match in (([13], "from 0 to 12"), ([0, -13], "each once")):
         with pytest.raises(ValueError, match=match):
             sweep(lm, tokens, ci.probes.sparsity(tokens=wrong))
@@ -108,15 +107,15 @@ def test_options_of_compression(family, norm, tokens, basis, images):
         z = layer_norm(z, model.blocks[1].ln1) if norm else z
         rates = [reference.coding_rate(one, 0.3) for one in z]
         inner = [reference.subspace_coding_rate(one, u, 0.3).sum() for one in z]
-        np.testing.assert_allclose(values(result, f"c.rate_{place}", 1), rates, rtol=1e-5)
-        np.testing.assert_allclose(values(result, f"c.subspace_rate_{place}", 1), inner, rtol=1e-5)
+        assert_allclose(values(result, f"c.rate_{place}", 1), rates, rtol=1e-5)
+        assert_allclose(values(result, f"c.subspace_rate_{place}", 1), inner, rtol=1e-5)
         difference = np.array(rates) - np.array(inner)
-        np.testing.assert_allclose(
+        assert_allclose(
             values(result, f"c.reduction_{place}", 1), difference, atol=1e-5 * max(rates + inner)
         )
     codes = cache["blocks.1.attn.hook_u"].numpy()[:, rows].swapaxes(1, 2)
     official = [reference.official_coding_rate(one).sum() for one in codes]
-    np.testing.assert_allclose(values(result, "c.official_rate", 1), official, rtol=1e-5)
+    assert_allclose(values(result, "c.official_rate", 1), official, rtol=1e-5)
     final = values(result, "c.rate_pre", 3)  # Z^L as layer n_layers
     assert len(final) == (0 if norm else 5) and np.isfinite(final).all()
 
@@ -170,9 +169,9 @@ def test_the_stream_is_what_the_measure_says(measured):
     for layer in range(3):
         z, u = cache["resid_post", layer], model.blocks[layer].attn.U.detach()
         wanted = sparse_rate_reduction(z, u, 0.3, 0.02).numpy()
-        np.testing.assert_allclose(seen(measured, "count_stream", layer), wanted, rtol=1e-5)
+        assert_allclose(seen(measured, "count_stream", layer), wanted, rtol=1e-5)
         wanted = sparse_rate_reduction(z, u, 0.3, 0.02, penalty=l1_norm).numpy()
-        np.testing.assert_allclose(seen(measured, "l1_stream", layer), wanted, rtol=1e-5)
+        assert_allclose(seen(measured, "l1_stream", layer), wanted, rtol=1e-5)
 
 
 def test_frames_against_a_slow_form(measured):
@@ -205,6 +204,6 @@ def test_the_unit_frame_does_not_see_the_scale_of_the_code():
             both.append(sweep(model, images, "objective"))
     for name in ("count_unit", "l1_unit"):
         pair = [values(one, f"objective.{name}", 2) for one in both]
-        np.testing.assert_allclose(*pair, rtol=1e-5)
+        assert_allclose(*pair, rtol=1e-5)
     pair = [values(one, "objective.l1_stream", 2) for one in both]
     assert (abs(pair[0] - pair[1]) > 1).all()

@@ -12,7 +12,6 @@ from beartype import beartype
 from jaxtyping import Float
 from torch import Tensor
 
-import chromium
 import selection
 from crate_interp.measures.sparsity import l1_and_hoyer
 from shape_checks import checked
@@ -57,15 +56,6 @@ def test_the_list_of_skips_has_every_test_of_a_page_and_no_test_that_is_gone():
     assert listed <= set().union(*(tests for tests, _ in found))
     in_browser = set().union(*(shown for _, shown in found))
     assert in_browser <= listed and len(in_browser) > 15
-
-
-def test_continuous_integration_asks_for_a_browser():
-    root = Path(selection.__file__).parent.parent
-    assert "bash tests/install_chromium.sh" in (root / "Makefile").read_text()
-    script = (root / "tests" / "install_chromium.sh").read_text()
-    assert " ".join(chromium.NAMES) in script
-    run = (root / ".ci" / "run").read_text()
-    assert 'export CRATE_BROWSER="${CRATE_BROWSER:-required}"' in run
 
 
 @checked(typechecker=beartype)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from scipy import stats
 
 import crate_interp as ci
@@ -74,9 +75,7 @@ def test_slopes_are_those_of_finite_differences(measured):
             losses = [loss_at(model, step, layers, t, inputs, labels) for t in (-h, h)]
             wanted = ((losses[1] - losses[0]) / (2 * h)).numpy()
             mine = table[(table["replacement"] == step.name) & (table["layer"] == layer)]
-            np.testing.assert_allclose(
-                mine["slope"], wanted, rtol=1e-6, atol=1e-6 * abs(wanted).max()
-            )
+            assert_allclose(mine["slope"], wanted, rtol=1e-6, atol=1e-6 * abs(wanted).max())
 
 
 def test_the_slope_towards_the_solution(images):
@@ -85,21 +84,21 @@ def test_the_slope_towards_the_solution(images):
     table = ci.surgery(model, images.double(), **options).table("samples")
     step = any_step("solution")
     low, high = (loss_at(model, step, [1], t, images.double(), labels) for t in (-h, h))
-    np.testing.assert_allclose(table.query("layer == 1")["slope"], (high - low) / (2 * h), 1e-6)
+    assert_allclose(table.query("layer == 1")["slope"], (high - low) / (2 * h), 1e-6)
 
 
 def test_answers_at_each_mix(measured):
     model, inputs, labels, result = measured
     answers, own = result.table("answers"), result.table("unchanged")
     base = loss_at(model, any_step("plus"), [], 0.0, inputs, labels).numpy()
-    np.testing.assert_allclose(own["loss"], base, rtol=1e-12)
+    assert_allclose(own["loss"], base, rtol=1e-12)
     for what, layer, layers, mix in (("gradient", 2, [2], 1.0), (3, -1, range(3), 1.0)):
         name = any_step(what).name
         rows = answers[
             (answers["replacement"] == name) & (answers["layer"] == layer) & (answers["mix"] == mix)
         ]
         wanted = loss_at(model, any_step(what), layers, mix, inputs, labels).numpy()
-        np.testing.assert_allclose(rows["loss"], wanted, rtol=1e-9)
+        assert_allclose(rows["loss"], wanted, rtol=1e-9)
         table = result.table("mixes").set_index(["replacement", "layer", "mix"])
         row = table.loc[name, layer, mix]
         assert row["loss"] == pytest.approx(wanted.mean(), rel=1e-9)
@@ -133,7 +132,7 @@ def test_the_table_by_hand(measured):
     assert order == [[name, k] for name in ("gradient", "neumann") for k in (0, 1, 2, -1)]
     together = result.table("samples").query("replacement == 'minus' and layer == -1")["slope"]
     each = result.table("samples").query("replacement == 'minus' and layer >= 0")
-    np.testing.assert_allclose(together, each.groupby("sample")["slope"].sum(), rtol=1e-12)
+    assert_allclose(together, each.groupby("sample")["slope"].sum(), rtol=1e-12)
 
 
 @pytest.fixture(scope="module", params=list(MODELS))

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from scipy import stats
 
 import crate_interp as ci
@@ -76,14 +77,14 @@ def test_compression_of_each_head_and_of_the_last_stream(model, data, result):
             stream = cache[f"resid_{half}", layer].numpy()
             heads = np.array([reference.subspace_coding_rate(z, u, 0.1) for z in stream])
             rows = cell(result.heads(), f"compression.subspace_rate_{half}_head", layer)
-            np.testing.assert_allclose(rows["mean"], heads.mean(0), rtol=2e-5)
-            np.testing.assert_allclose(rows["std"], heads.std(0, ddof=1), rtol=2e-3)
+            assert_allclose(rows["mean"], heads.mean(0), rtol=2e-5)
+            assert_allclose(rows["std"], heads.std(0, ddof=1), rtol=2e-3)
         codes = cache["u", layer, "attn"].transpose(1, 2).numpy()
         official = np.array([reference.official_coding_rate(c) for c in codes])
         rows = cell(result.heads(), "compression.official_rate_head", layer)
-        np.testing.assert_allclose(rows["mean"], official.mean(0), rtol=2e-5)
+        assert_allclose(rows["mean"], official.mean(0), rtol=2e-5)
     final = [reference.coding_rate(z, 0.1) for z in cache["resid_post", -1].numpy()]
-    np.testing.assert_allclose(values(result, "compression.rate_pre", LAYERS), final, rtol=2e-5)
+    assert_allclose(values(result, "compression.rate_pre", LAYERS), final, rtol=2e-5)
     last = result.samples().query(f"layer == {LAYERS}").filter(like=".")
     assert last.drop(columns="compression.rate_pre").isna().all(axis=None)
 
@@ -92,14 +93,14 @@ def test_sparsity_attention_and_alignment_numbers(model, data, result):
     (cache,) = caches(model, data, N)
     for layer in range(LAYERS):
         code = cache["post", layer].numpy()
-        np.testing.assert_allclose(
+        assert_allclose(
             values(result, "sparsity.zero_fraction", layer), (code == 0).mean((1, 2)), rtol=1e-6
         )
-        np.testing.assert_allclose(
+        assert_allclose(
             values(result, "sparsity.l1", layer), np.abs(code).sum(2).mean(1), rtol=1e-5
         )
         hoyer = np.array([[reference.hoyer(token) for token in sample] for sample in code]).mean(1)
-        np.testing.assert_allclose(values(result, "sparsity.hoyer", layer), hoyer, rtol=1e-5)
+        assert_allclose(values(result, "sparsity.hoyer", layer), hoyer, rtol=1e-5)
         pattern = cache["pattern", layer].numpy().astype(np.float64)  # [batch, head, query, key]
         entropy = -(pattern * np.log(pattern)).sum(-1)
         top = np.sort(pattern[:, :, 0], axis=-1)
@@ -115,19 +116,17 @@ def test_sparsity_attention_and_alignment_numbers(model, data, result):
         inside = (np.einsum("btd,kdp->btkp", mid, frames) ** 2).sum(3)
         expected_energy = (inside / (mid**2).sum(2)[..., None]).mean(1)
         for name, value in {f"attention.{k}": v for k, v in expected.items()}.items():
-            np.testing.assert_allclose(
-                cell(result.heads(), name, layer)["mean"], value.mean(0), rtol=1e-5
-            )
-            np.testing.assert_allclose(
+            assert_allclose(cell(result.heads(), name, layer)["mean"], value.mean(0), rtol=1e-5)
+            assert_allclose(
                 cell(result.heads(), name, layer)["std"], value.std(0, ddof=1), rtol=1e-3
             )
-        np.testing.assert_allclose(
+        assert_allclose(
             cell(result.heads(), "alignment.energy_head", layer)["mean"],
             expected_energy.mean(0),
             rtol=1e-4,
         )
         orthonormality = [np.linalg.norm(a.T @ a - np.eye(D_HEAD)) / D_HEAD**0.5 for a in u]
-        np.testing.assert_allclose(
+        assert_allclose(
             cell(result.heads(), "alignment.orthonormality", layer)["mean"],
             orthonormality,
             rtol=1e-5,
@@ -180,11 +179,11 @@ def test_the_mean_over_heads_has_the_deviation_of_a_mean(model, data, tmp_path):
             each = result.head_samples().groupby(["layer", "sample"])[f"attention.{name}"].mean()
             by_hand = each.groupby("layer").agg(["mean", "std"])
             rows = result.layers().query("statistic == @name and over == 'heads'")
-            np.testing.assert_allclose(rows[["mean", "std"]], by_hand, rtol=1e-5)
+            assert_allclose(rows[["mean", "std"]], by_hand, rtol=1e-5)
             assert (rows["n"] == N).all()
             drawn = curve(result, f"attention.{name}")
             half = stats.t.ppf(0.975, N - 1) * by_hand["std"] / np.sqrt(N)
-            np.testing.assert_allclose((drawn.high - drawn.low) / 2, half, rtol=1e-4)
+            assert_allclose((drawn.high - drawn.low) / 2, half, rtol=1e-4)
 
 
 def test_cls_that_looks_at_itself_alone_divides_nothing_among_patches(model):
@@ -197,7 +196,7 @@ def test_cls_that_looks_at_itself_alone_divides_nothing_among_patches(model):
     found = found["entropy_patches"][:, 0]
     even = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
     wanted = -(even * even.log()).sum()
-    np.testing.assert_allclose(found, [0.0, wanted, wanted], rtol=1e-6)
+    assert_allclose(found, [0.0, wanted, wanted], rtol=1e-6)
     assert found.dtype == torch.float64
 
 

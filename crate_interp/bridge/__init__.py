@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from crate_interp.core.lazy_names import lazy
 
 if TYPE_CHECKING:
+    from crate_interp.bridge.adapter import to_bridge
     from crate_interp.bridge.bridge_to_hooked import from_bridge
-    from crate_interp.bridge.hooked_to_bridge import to_bridge
     from crate_interp.bridge.loading import load
     from crate_interp.bridge.transformers_models import register
 

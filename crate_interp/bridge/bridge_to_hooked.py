@@ -26,6 +26,7 @@ POINTS = (
 _CLOSE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.2}
 # names in transformers' configs for the largest number of tokens
 _CONTEXT = ("n_positions", "max_position_embeddings", "n_ctx", "max_seq_len")
+Pair = tuple[str, Tensor, Tensor]  # what is wrong if the two tensors differ
 _UNNAMED = "LABEL_0"  # transformers' name for a class without a name
 
 
@@ -125,9 +126,7 @@ def check_reading(model: BridgedModel) -> None:
                 )
 
 
-def _pairs(
-    block: Any, acts: dict[str, Tensor], model: BridgedModel
-) -> list[tuple[str, Tensor, Tensor]]:
+def _pairs(block: Any, acts: dict[str, Tensor], model: BridgedModel) -> list[Pair]:
     """Returns pairs of tensors that must be equal, each with the error text if the pair differs."""
     pattern, z = acts["attn.hook_pattern"], acts["attn.hook_z"]
     normed, normed_mid = acts["ln1.hook_normalized"], acts["ln2.hook_normalized"]

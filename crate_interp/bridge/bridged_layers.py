@@ -5,6 +5,7 @@ is not a submodule of the view.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,45 +20,35 @@ from crate_interp.models.layers.norm import is_hooked
 Change = Callable[[Tensor], Tensor]
 
 
-class Relay:
-    """A forward hook on a bridge's point that passes its activation to one of our points.
+def _relayed(
+    point: HookPoint, to: Change, back: Change, module: nn.Module, inputs: Any, output: Tensor
+) -> Tensor | None:
+    """Passes a bridge's activation to one of our points, as a forward hook on the bridge's point.
 
     The tensor is converted as the bridge converts it for its own hooks (split into heads), and then
     by `to`; the result of our point is converted back by `back`. Nothing happens unless our point
-    is hooked. A relay is an object and not a closure, so that a copy of the model relays to the
-    copy's points.
+    is hooked. Returns the output if a hook changed it. The hook is a partial and not a closure, so
+    that a copy of the model relays to the copy's points.
     """
-
-    def __init__(self, point: HookPoint, to: Change | None = None, back: Change | None = None):
-        self.point, self.to, self.back = point, to, back
-
-    def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor | None:
-        """Passes an output to the hooks of our point; returns the output if a hook changed it."""
-        if not is_hooked(self.point):
-            return None
-        conversion: Any = getattr(module, "hook_conversion", None)
-        seen = output if conversion is None else conversion.convert(output)
-        shown = seen if self.to is None else self.to(seen)
-        edited = self.point(shown)
-        if edited is shown:
-            return None
-        edited = edited if self.back is None else self.back(edited)
-        return edited if conversion is None else conversion.revert(edited)
+    if not is_hooked(point):
+        return None
+    conversion: Any = getattr(module, "hook_conversion", None)
+    shown = to(output if conversion is None else conversion.convert(output))
+    edited = point(shown)
+    if edited is shown:
+        return None
+    edited = back(edited)
+    return edited if conversion is None else conversion.revert(edited)
 
 
-class PlusBias:
-    """Adds `sign` times the bias of an attention map (`role`, such as "v"), if it has one.
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
 
-    The bias is read at every call; this is an object, so that it can be copied.
-    """
 
-    def __init__(self, attn: nn.Module, role: str, heads: int, sign: int) -> None:
-        self.attn, self.role, self.heads, self.sign = (attn,), role, heads, sign
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Returns the activations with the bias added or subtracted."""
-        bias: Any = getattr(getattr(self.attn[0], self.role), "bias", None)
-        return x if bias is None else x + self.sign * bias.reshape(self.heads, -1)
+def _plus_bias(attn: tuple[nn.Module], role: str, heads: int, sign: int, x: Tensor) -> Tensor:
+    """Adds `sign` times the bias of an attention map (`role`, such as "v"), if it has one now."""
+    bias: Any = getattr(getattr(attn[0], role), "bias", None)
+    return x if bias is None else x + sign * bias.reshape(heads, -1)
 
 
 ROLES = {"query": "q", "key": "k", "value": "v"}
@@ -95,7 +86,7 @@ def _relay(view: nn.Module, module: nn.Module, points: dict[str, str]) -> None:
     for name, path in points.items():
         own = HookPoint()
         setattr(view, name, own)
-        at_path(module, path).register_forward_hook(Relay(own))
+        at_path(module, path).register_forward_hook(partial(_relayed, own, _as_it_is, _as_it_is))
 
 
 class BridgedNorm(nn.Module):
@@ -136,8 +127,10 @@ class BridgedAttention(nn.Module):
         _relay(self, attn, _OF_ATTENTION | (_ROTATED if getattr(cfg, "rotations", False) else {}))
         self.hook_u = HookPoint()
         role = ROLES[cfg.subspaces]
-        without, again = (PlusBias(attn, role, len(self.U), sign) for sign in (-1, 1))
-        at_path(attn, f"{role}.hook_out").register_forward_hook(Relay(self.hook_u, without, again))
+        ways = (partial(_plus_bias, (attn,), role, len(self.U), sign) for sign in (-1, 1))
+        at_path(attn, f"{role}.hook_out").register_forward_hook(
+            partial(_relayed, self.hook_u, *ways)
+        )
 
     def _repeated(self, weight: Float[Tensor, "group d_model d_head"]) -> Tensor:
         return weight.repeat_interleave(self.cfg.n_heads // len(weight), dim=0)

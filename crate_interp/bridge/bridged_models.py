@@ -11,14 +11,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
+from crate_interp.bridge.adapter import build
 from crate_interp.bridge.bridged_layers import BridgedBlock, BridgedNorm
-from crate_interp.bridge.hooked_to_bridge import build
 from crate_interp.config import CrateConfig
 from crate_interp.core import checks
 from crate_interp.models.hook_aliases import Named
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.image_inputs import ImageMixin
 from crate_interp.models.layers.context import padding_of
+from crate_interp.models.preprocess import ImageMixin
 from crate_interp.models.text.text_and_tokens import TextMixin, check_ids, rows_of
 
 

@@ -38,9 +38,8 @@ def preprocessing(folder: Path, config: object) -> dict[str, Any]:
         return {}
     scaled = abs(float(found.get("rescale_factor", 1 / 255)) * 255 - 1) <= 1e-6
     if found.get("do_rescale") is False or not scaled:
-        raise CheckpointError(
-            f"{folder / _FILE} does not scale pictures to [0, 1]: give floats, and remove the file."
-        )
+        said = f"{folder / _FILE} does not scale pictures to [0, 1]"
+        raise CheckpointError(f"{said}: give floats, and remove the file.")
     fields: dict[str, Any] = {}
     if found.get("do_resize", True) and "size" in found:
         fields["interpolation"] = _FILTERS[found.get("resample", 2)]
@@ -145,8 +144,8 @@ def load(
         return load_crate(source, family=family, revision=revision, **options)
     if not (folder / _WEIGHTS).exists() and not (folder / _SHARDS).exists():
         raise CheckpointError(_no_safetensors(str(folder)))
+    from crate_interp.bridge.adapter import build
     from crate_interp.bridge.bridge_to_hooked import from_bridge
-    from crate_interp.bridge.hooked_to_bridge import build
 
     name = str(source)
     try:

@@ -97,20 +97,13 @@ def fetch(
     import huggingface_hub
 
     if not stays_inside(file):
-        raise CheckpointError(
-            f"file={file!r} is not a path inside a repo, such as 'torch/crate_alpha_B16.pth'."
-        )
+        raise CheckpointError(f"file={file!r} is not a path inside a repo, such as 'torch/x.pth'.")
+    endpoint = os.environ.get("HF_ENDPOINT") or None
     try:
         path = huggingface_hub.hf_hub_download(
-            repo,
-            file,
-            revision=revision,
-            cache_dir=cache_dir,
-            local_files_only=local_files_only,
-            token=token,
-            endpoint=os.environ.get("HF_ENDPOINT") or None,
-            library_name="crate_interp",
-        )
+            repo, file, revision=revision, cache_dir=cache_dir, token=token, endpoint=endpoint,
+            local_files_only=local_files_only, library_name="crate_interp",
+        )  # fmt: skip
     except Exception as error:  # the client raises its own errors, those of HTTP and the system's
         raise _explained(error, repo, file, revision, local_files_only) from error
     path, wanted = Path(path), (row or {}).get("sha256")

@@ -83,8 +83,7 @@ class _Array:
     def __init__(self, *_: object) -> None:
         pass
 
-    def __setstate__(self, state: object) -> None:
-        pass
+    __setstate__ = __init__
 
 
 class _Namespace(dict):
@@ -277,13 +276,11 @@ def check_weights(tensors: Mapping[str, Tensor], where: str, dtype: torch.dtype)
         check_dense(name, value, where)
         if not all_finite(value):
             count = int((~value.isfinite()).sum())
-            raise CheckpointError(
-                f"{where}: {name} holds {count} NaN or Inf among its {value.numel()} numbers."
-            )
+            said = f"{where}: {name} holds {count} NaN or Inf"
+            raise CheckpointError(f"{said} among its {value.numel()} numbers.")
         if value.dtype != dtype and not all_finite(value.to(dtype)):
-            raise CheckpointError(
-                f"{where}: {name} holds numbers too large for {dtype}: load it with another dtype."
-            )
+            said = f"{where}: {name} holds numbers too large for {dtype}"
+            raise CheckpointError(f"{said}: load it with another dtype.")
 
 
 def check_dense(name: str, value: Tensor, where: str) -> None:
@@ -292,6 +289,5 @@ def check_dense(name: str, value: Tensor, where: str) -> None:
     if value.layout != torch.strided or value.is_meta:
         kind = "on the meta device" if value.is_meta else value.layout
     if kind not in DTYPES:
-        raise CheckpointError(
-            f"{where}: {name} is {kind}; expected a dense floating point tensor of 16 bits or more."
-        )
+        said = f"{where}: {name} is {kind}"
+        raise CheckpointError(f"{said}; expected a dense floating point tensor of 16 bits or more.")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from crate_interp.checkpoints import hub, model_folders, read_weights, sae_formats
+from crate_interp.checkpoints import hub, model_folders, read_weights
 from crate_interp.checkpoints.read_weights import Contents
 from crate_interp.checkpoints.state_dicts import Rename, find_weights, rename_function
 from crate_interp.core import checks
@@ -143,10 +143,10 @@ def _directory(source: Source, path: Path) -> Contents:
     if (path / model_folders.STEPS).is_dir() and config.exists():
         return _saved_folder(source, path, model_folders.weights_of(path, source.revision))
     source.refuse_options(str(path), "revision")
-    files = sae_formats.SAELENS_CONFIG, sae_formats.SAELENS_WEIGHTS
+    files = model_folders.SAELENS_CONFIG, model_folders.SAELENS_WEIGHTS
     if source.family in (None, "sae") and all((path / name).is_file() for name in files):
         source.refuse_options("a saved model", "rename", "weights")
-        return sae_formats.read_saelens(path, source.fields)
+        return model_folders.read_saelens(path, source.fields)
     # another library's config, such as nanochat's
     if read_weights.read_config(config) and weights.exists():
         return _file(source, weights)
@@ -189,9 +189,8 @@ def _row(source: Source, row: dict[str, Any]) -> Contents:
     """
     repo, file = row["repo"], row["file"]
     if file is None and row["link"] is None:
-        raise CheckpointError(
-            f"{row['name']}: {row['note']}. Give a file of the repo: ci.load({repo!r}, file='...')."
-        )
+        ways = f"Give a file of the repo: ci.load({repo!r}, file='...')."
+        raise CheckpointError(f"{row['name']}: {row['note']}. {ways}")
     if file is None:
         fields = ", ".join(f"{name}={value!r}" for name, value in row["config"].items())
         raise CheckpointError(
@@ -271,9 +270,7 @@ def _fetch(kind: str, folder: Path | None, net: dict[str, Any]) -> "PreTrainedTo
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
     except Exception as error:  # the tokenizers library raises bare exceptions
-        raise CheckpointError(
-            f"{path} is not a {path.name} that the tokenizers library can read: {error}"
-        ) from None
+        raise CheckpointError(f"{path} is not a {path.name} that can be read: {error}") from None
 
 
 def read_tiktoken(content: bytes) -> "PreTrainedTokenizerFast":
@@ -321,8 +318,7 @@ def _state_of_encoding(content: bytes) -> dict[str, Any]:
         def find_class(self, module: str, name: str) -> type:
             if f"{module}.{name}" == _ENCODING:
                 return Encoding
-            raise CheckpointError(
-                f"the tokenizer's pickle asks for {module}.{name}, not {_ENCODING}: nothing ran."
-            )
+            said = f"the tokenizer's pickle asks for {module}.{name}"
+            raise CheckpointError(f"{said}, not {_ENCODING}: nothing ran.")
 
     return Reader(io.BytesIO(content)).load().state

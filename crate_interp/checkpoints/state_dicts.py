@@ -33,6 +33,7 @@ _SHOWN = 8
 _SED = re.compile(r"s([^\w\\\s])((?:\\.|(?!\1).)+)\1((?:\\.|(?!\1).)*)\1(g?)")
 _FORM = "such as 's/^net\\.//' or 's/encoder/transformer/g'"
 Rename = Callable[[str], str | None]
+Tensors = dict[str, Any]
 
 
 class LeftOutWarning(UserWarning):
@@ -105,15 +106,9 @@ def find_weights(
     if isinstance(loaded, torch.nn.Module):
         loaded = loaded.state_dict()
     if not isinstance(loaded, Mapping):
-        raise CheckpointError(
-            f"{where} holds a {type(loaded).__name__}; expected a state dict of names and tensors."
-        )
+        raise CheckpointError(f"{where} holds a {type(loaded).__name__}; expected a state dict.")
     mappings = _mappings(loaded, where, rename)
-    candidates = [
-        candidate
-        for place, tensors in mappings.items()
-        for candidate in _candidates(place, tensors, family)
-    ]
+    candidates = [one for item in mappings.items() for one in _candidates(*item, family)]
     if not candidates:
         largest = max(mappings.values(), key=len)
         floating = {key: value for key, value in largest.items() if not _is_integer(value)}
@@ -141,9 +136,7 @@ def _titles(group: list[_Candidate]) -> str:
     return " and ".join(repr(one.title) for one in group[:4])
 
 
-def _mappings(
-    loaded: Mapping[Any, Any], where: str, rename: Rename | None
-) -> dict[str, dict[str, Any]]:
+def _mappings(loaded: Mapping[Any, Any], where: str, rename: Rename | None) -> dict[str, Tensors]:
     """Returns the tensors, by published names, of the top level ("") and each mapping below it."""
     parts = {id(loaded): ("", loaded)}
     for key, value in loaded.items():
@@ -197,12 +190,8 @@ def _candidates(place: str, tensors: dict[str, Any], family: str | None) -> list
             prefix = key.removesuffix(markers[0])
             if prefix[-1:] in ("", ".", "/") and all(prefix + name in tensors for name in markers):
                 words.setdefault(prefix, set()).update(first_words)
-    hooked = [
-        key.removesuffix(anchor)
-        for key in tensors
-        for anchor in ANCHORS
-        if f".{key}".endswith(f".{anchor}")
-    ]
+    pairs = ((key, anchor) for key in tensors for anchor in ANCHORS)
+    hooked = [key.removesuffix(name) for key, name in pairs if f".{key}".endswith(f".{name}")]
     for prefix in [prefix for prefix in hooked if prefix.endswith("visual.")]:
         whole = prefix.removesuffix("visual.")
         if f"{whole}text." in hooked:  # the two towers of a CLIP are one model
@@ -213,9 +202,7 @@ def _candidates(place: str, tensors: dict[str, Any], family: str | None) -> list
     return [_Candidate(place, prefix, tensors, names) for prefix, names in words.items()]
 
 
-def _separated(
-    chosen: _Candidate, candidates: list[_Candidate]
-) -> tuple[dict[str, Any], list[str]]:
+def _separated(chosen: _Candidate, candidates: list[_Candidate]) -> tuple[Tensors, list[str]]:
     """Returns the chosen tensors by their published names, and notes on the rest of the mapping.
 
     An integer tensor or a loss in a module of the model is not left out: the model refuses it.

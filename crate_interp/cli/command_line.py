@@ -17,20 +17,9 @@ from typer import Option
 from typer.core import TyperCommand
 
 import crate_interp as ci
+from crate_interp.cli import request as options
 from crate_interp.cli.commands import COMMANDS, Command
-from crate_interp.cli.request import (
-    CHUNKED,
-    GROUPS,
-    LOADING,
-    POSITIONAL,
-    SESSION,
-    Request,
-    of_annotations,
-    of_function,
-    parameters,
-    say,
-    typed,
-)
+from crate_interp.cli.request import CHUNKED, GROUPS, Request, of_annotations, say, typed
 from crate_interp.core import run_options
 from crate_interp.core.folders import locked
 from crate_interp.core.safe_text import plain
@@ -51,10 +40,11 @@ _SHARED = of_annotations(Request)
 def command_function(name: str, command: Command) -> Callable[..., None]:
     """Returns a function with the signature that typer reads, which runs a command."""
     own = of_annotations(command.call)
-    verb = of_function(command.verb) if command.verb else {}
+    verb = options.of_function(command.verb) if command.verb else {}
     verb = {item: verb[item] for item in verb if item not in (*command.without, *_OURS)}
     chunked = "chunk_size" in verb
-    shared = {item: _SHARED[item] for item in (*command.fields, *CHUNKED * chunked, *SESSION)}
+    every = (*command.fields, *CHUNKED * chunked, *options.SESSION)
+    shared = {item: _SHARED[item] for item in every}
     alone = "data" in shared and not chunked  # one process writes the folder
 
     def run(**values: Any) -> None:
@@ -80,7 +70,7 @@ def command_function(name: str, command: Command) -> Callable[..., None]:
             command.call(request, **arguments)
 
     first = {item: shared.pop(item) for item in _FIRST if item in shared}
-    items = parameters({**first, **own, **verb, **shared}, command.required)
+    items = options.parameters({**first, **own, **verb, **shared}, command.required)
     run.__name__, run.__doc__ = name, command.call.__doc__
     vars(run)["__signature__"] = inspect.Signature(items)
     run.__annotations__ = {item.name: item.annotation for item in items}
@@ -134,7 +124,7 @@ for name, function in _functions.items():
 
 # parameters of Python that an error may name, such as limit=0, and that are options
 _NAMES = {item for each in _functions.values() for item in each.__annotations__}
-_NAMES -= {*POSITIONAL, "config", "head", "json"}
+_NAMES -= {*options.POSITIONAL, "config", "head", "json"}
 _ARGUMENT = re.compile(rf"(?<![\w.(])({'|'.join(sorted(_NAMES))})=(True\b)?")
 _LOAD = re.compile(r"ci\.load\(\.\.\., ((?:[^()]|\([^()]*\))*)\)")
 _FIELD = re.compile(r"(\w+)=((?:\([^()]*\)|'[^']*'|[^,\s])+)")
@@ -155,7 +145,7 @@ def spoken(text: str) -> str:
 
     def option(match: re.Match[str]) -> str:
         name, value = match[1], match[2].strip("'")
-        if name in LOADING:
+        if name in options.LOADING:
             return f"--{name} {match[2] if name == 'rename' else value}"
         if value.startswith("("):  # a pair, which a shell reads
             return f"--config '{name}=[{value[1:-1]}]'"

@@ -123,9 +123,7 @@ def compare(request: Request, a: Annotated[str, _SIDE], b: Annotated[str, _SIDE]
 
 
 @command(
-    "segment",
-    example="crate-tiny-pictures --data embedded:pictures",
-    without=("scaled", "cls_key"),
+    "segment", example="crate-tiny-pictures --data embedded:pictures", without=("scaled", "cls_key")
 )
 def segment(
     request: Request,
@@ -193,9 +191,8 @@ def ablate(
     kept = (table["p"] <= 0.05) | table["name"].isin([*names, *table["name"].head(HEADS)])
     text = _in_text(table[kept][["name", "base", "ablated", "drop", "low", "high", "p"]])
     if not kept.all():
-        text += (
-            f"\n{kept.sum()} of {len(kept)} heads; --head NAME adds one, --format csv prints all."
-        )
+        ways = "--head NAME adds one, --format csv prints all"
+        text += f"\n{kept.sum()} of {len(kept)} heads; {ways}."
 
     write = ci.viz.ablation_page
     with suppress(ValueError):  # a text of more tokens than the explorer shows
@@ -357,9 +354,7 @@ def _in_text(table: Any) -> str:
     return table.to_string(index=False, float_format="{:.4g}".format)
 
 
-def _one_sample(
-    model: Any, data: Any, sample: int, size: int | None = None
-) -> tuple[Any, Any, str]:
+def _one_sample(model: Any, data: Any, sample: int, size: int | None = None) -> tuple:
     """Returns a cache of what the explorer shows of one sample, the sample itself, and its name.
 
     size: the side of a larger image, or None for the model's own size.
@@ -369,10 +364,9 @@ def _one_sample(
 
     check_model(model)
     text = model.unit == "windows"
-    if size is not None:
-        if text:
-            raise ValueError("--size is the side of images, but this model reads text.")
-        model = model.resized(size)
+    if size is not None and text:
+        raise ValueError("--size is the side of images, but this model reads text.")
+    model = model if size is None else model.resized(size)
     if not text:
         check_count(model, model.cfg.n_tokens)
     samples = samples_of(model, data)

@@ -74,9 +74,7 @@ def of_function(name: str) -> dict[str, Field]:
     return options
 
 
-def of_annotations(
-    thing: Callable[..., Any], call: Callable[..., Any] | None = None
-) -> dict[str, Field]:
+def of_annotations(thing: Callable, call: Callable | None = None) -> dict[str, Field]:
     """Returns the options that a class or function names by Annotated[type, help].
 
     call: what has the defaults, if `thing` has none.
@@ -161,24 +159,18 @@ class Request:
     data: Annotated[str, _DATA] = cast(str, None)
     out: Annotated[Path, _OUT] = cast(Path, None)
     text: Annotated[str | None, "A text to look at, in place of a sample of --data."] = None
-    image: Annotated[Path | None, "An image file to look at, in place of a sample of --data."] = (
-        None
-    )
+    image: Annotated[Path | None, "An image to look at, in place of a sample of --data."] = None
     family: Annotated[str | None, "Model family. Default: inferred from the keys."] = None
     file: Annotated[str | None, "A file of a repo on the Hub."] = None
     revision: Annotated[str | None, "A commit on the Hub, or step-N of an embedded model."] = None
-    config: Annotated[
-        list[str] | None, "A field of the model's config, such as n_heads=6. Repeat for more."
-    ] = None
+    config: Annotated[list[str] | None, "A field of the config: n_heads=6. Repeat for more."] = None
     rename: Annotated[str | None, r"Renames keys of the weights, as sed: 's/^net\.//'."] = None
     weights: Annotated[str | None, "ema: the averaged weights of a file."] = None
     device: Annotated[str | None, "cpu, cuda or cuda:1. Default: the GPU of this rank."] = None
     dtype: Annotated[str | None, f"{', '.join(DTYPES)}. Default: float32."] = None
     threads: Annotated[int | None, "Threads of torch in each process."] = None
     verbose: Annotated[bool, "Print what each column means, and further tables."] = False
-    dry_run: Annotated[bool, "Measure one chunk, say how long the whole would take, and stop."] = (
-        False
-    )
+    dry_run: Annotated[bool, "Measure one chunk, say how long all would take, and stop."] = False
     address: Annotated[str | None, "A Ray cluster, such as auto. Default: start one here."] = None
     restart: Annotated[bool, "Start over; remove the earlier chunks."] = False
     format: Annotated[str | None, "Print the main table as csv or markdown."] = None
@@ -262,9 +254,7 @@ class Request:
             raise typer.Exit
         return result
 
-    def show(
-        self, result: Any, write: Callable[[Any, Path], Any], table: str, line: str = ""
-    ) -> None:
+    def show(self, result: Any, write: Callable[..., Any], table: str, line: str = "") -> None:
         """Writes the page of a result, while no other process does, and prints the result."""
         from crate_interp.questions.run_folder import alone
 

@@ -7,16 +7,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
-from crate_interp.stats.contrasts import (
-    Difference,
-    Spread,
-    by_group,
-    centre,
-    contrast,
-    mean_error,
-    paired,
-    without_test,
-)
+from crate_interp.stats import contrasts
+from crate_interp.stats.contrasts import Difference, Spread, by_group, centre, contrast
 from crate_interp.stats.intervals import LEVEL, holm, max_t
 from crate_interp.sweeps.moments import TOGETHER, moments_of
 from crate_interp.sweeps.result import SweepResult
@@ -70,8 +62,7 @@ def statistics_of(result: SweepResult) -> dict[str, Statistic]:
     """Returns "probe.statistic" -> its numbers, in the order in which they were measured.
 
     A statistic per head is averaged over heads: for each sample if the sweep has every sample's
-    numbers, else for all samples together. If a result was saved without the variance of the mean
-    over heads, the mean of the heads' standard errors is used instead, which is an upper bound.
+    numbers, else for all samples together.
     """
     samples, heads = result.table("samples"), result.table("head_samples")
     keys, found = ["probe", "statistic"], {}
@@ -81,9 +72,8 @@ def statistics_of(result: SweepResult) -> dict[str, Statistic]:
         per_head = bool(own["head"].notna().any())
         found[".".join(name)] = Statistic(numbers, per_head=per_head, of_weights=True)
     for name, own in moments_of(result).groupby(keys, sort=False):
-        together = own[own["head"] == TOGETHER]
-        own = (together if len(together) else own).assign(n=own["independent"])
-        numbers = own.groupby("layer")[["mean", "error", "n"]].mean()
+        together = own[own["head"] == TOGETHER].assign(n=own["independent"])
+        numbers = together.groupby("layer")[["mean", "error", "n"]].mean()
         found[".".join(name)] = Statistic(numbers, per_head=True)
     averaged, tables = set(result.meta.get("heads_averaged", [])), {}
     for name in heads.columns[3:]:
@@ -96,7 +86,7 @@ def statistics_of(result: SweepResult) -> dict[str, Statistic]:
     for name, wide in tables.items():
         wide = wide.dropna(axis=1, how="all")
         groups = result.groups_at(wide.index)
-        error, n = mean_error(by_group(wide.to_numpy(float), groups))
+        error, n = contrasts.mean_error(by_group(wide.to_numpy(float), groups))
         numbers = pd.DataFrame({"mean": wide.mean(), "error": error, "n": n})
         found[name] = Statistic(numbers, wide, groups, name in averaged or name in heads.columns)
     order = [name for name in result.meta["statistics"] if name in found]
@@ -137,7 +127,7 @@ def differences(
         difference = contrast(means[0] - means[1], *_over_networks(one, two))
         n *= len(one.means) + len(two.means)
     elif first.values is None or second.values is None:
-        difference = without_test(means[0] - means[1], error=0.0)
+        difference = contrasts.without_test(means[0] - means[1], error=0.0)
     else:
         values = first.values[own].to_numpy(float), second.values[other].to_numpy(float)
         there = ~np.isnan(values[0] - values[1])
@@ -182,7 +172,7 @@ def _over_samples(
     They count independent samples, or groups of samples, that both sides have.
     """
     free = by_group(a - b, groups)
-    difference = paired(free)
+    difference = contrasts.paired(free)
     return difference, max_t(free, difference.p), (~np.isnan(free)).sum(axis=0)
 
 

@@ -72,11 +72,6 @@ class Comparison(Result):
         (mean,), (error,), (n,) = (wide.to_numpy(float) for wide in (mean, error, n))
         return student_interval(mean, np.where(error > 0, error, np.nan), n)
 
-    def not_compared(self) -> pd.DataFrame:
-        """Returns the statistics that were left out: statistic, reason."""
-        rows = list(self.meta["not_compared"].items())
-        return pd.DataFrame(rows, columns=["statistic", "reason"])
-
     def text(self) -> str:
         """Returns a table as text: a row per statistic, with a sign for each layer.
 
@@ -114,7 +109,7 @@ class Comparison(Result):
             f"At most {LEVEL * count:.2g} would by chance.",
             f"{held} differences hold between these networks ({model})." if spread else "",
         ]
-        alike = table.get("untrained_p", pd.Series(dtype=float))  # not in older results
+        alike = table["untrained_p"]
         if spread and not alike.isna().all():
             said[1] += (
                 f" Ignoring this spread, {held} differences hold, and {(alike <= LEVEL).sum()} "
@@ -196,9 +191,7 @@ def evidence(differences: pd.DataFrame) -> pd.Series:
     return table["holds"] & (table["excess_p"] <= LEVEL) if known else table["holds"]
 
 
-def list_of_largest(
-    result: Result, named: Callable[[str], str] = str, count: int = LARGEST
-) -> list[str]:
+def list_of_largest(result: Result, named: Callable = str, count: int = LARGEST) -> list[str]:
     """Returns the largest differences as texts, with their intervals.
 
     named: a function that returns the title of a "probe.statistic".

@@ -265,10 +265,7 @@ def _averaging(probe: Probe, names: dict[str, None]) -> Probe:
             if isinstance(value, Tensor) and value.ndim == axes and name not in probe.counts
         }
         names.update({f"{probe.name}.{name}": None for name in heads})
-        return {
-            name: value.double().mean(dim=-1) if name in heads else value
-            for name, value in answer.items()
-        }
+        return {**answer, **{name: answer[name].double().mean(dim=-1) for name in heads}}
 
     weights = probe.weights and partial(averaged, probe.weights, 1)
     measure = partial(averaged, probe.measure, 2 if probe.points else 1)

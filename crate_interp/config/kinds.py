@@ -138,9 +138,8 @@ class VisionConfig(ImageConfig):
                 sizes = "2, 4, 8 or 16"
                 raise ValueError(f"patch_size={self.patch_size} with stem='conv': give {sizes}.")
             if self.d_model % (side // 2):
-                raise ValueError(
-                    f"d_model={self.d_model}: stem='conv' needs a multiple of {side // 2}."
-                )
+                words = f"stem='conv' needs a multiple of {side // 2}"
+                raise ValueError(f"d_model={self.d_model}: {words}.")
         if self.class_layers and not self.facts.get("class_layers"):
             raise ValueError(f"class_layers={self.class_layers}: only family 'tost' has them.")
         if self.facts["attention"] == "cbsa" and self.grid[0] != self.grid[1]:
@@ -177,10 +176,8 @@ class MAEConfig(ImageConfig):
     def _check_kind(self) -> None:
         super()._check_kind()
         self._derive(n_ctx=self.n_tokens, d_vocab=self.patch_values)
-        self._set(
-            decoder_n_layers=self.decoder_n_layers or self.n_layers,
-            decoder_n_heads=self.decoder_n_heads or self.n_heads,
-        )
+        self._set(decoder_n_layers=self.decoder_n_layers or self.n_layers)
+        self._set(decoder_n_heads=self.decoder_n_heads or self.n_heads)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,9 +199,8 @@ class CLIPConfig(ImageConfig):
 
     def _check_kind(self) -> None:
         super()._check_kind()
-        self.check_given(
-            "n_ctx", "d_vocab", "d_embed", "text_d_model", "text_n_layers", "text_n_heads"
-        )
+        self.check_given("n_ctx", "d_vocab", "d_embed")
+        self.check_given("text_d_model", "text_n_layers", "text_n_heads")
         self.share("text_n_heads", "text_d_model")
 
 

@@ -23,6 +23,8 @@ _SUFFIXES = (
     ".parquet", ".json", ".html", ".js", ".png", ".webp", ".csv", ".txt", ".safetensors",
 )  # fmt: skip
 
+Index = Mapping[str, Any] | None  # what an index holds; None: there will be none
+
 
 @contextmanager
 def locked(folder: str | Path) -> Iterator[Path]:
@@ -62,7 +64,7 @@ def locked(folder: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing(
-    folder: str | Path, index: str, content: Mapping[str, Any] | None, names: Collection[str] = ()
+    folder: str | Path, index: str, content: Index, names: Collection[str] = ()
 ) -> Iterator[Path]:
     """Yields an empty folder; its files replace those of `folder` when the block ends.
 
@@ -85,9 +87,7 @@ def replacing(
             shutil.rmtree(stage, ignore_errors=True)  # does not follow links
 
 
-def _move(
-    stage: Path, out: Path, index: str, content: Mapping[str, Any] | None, names: Collection[str]
-) -> None:
+def _move(stage: Path, out: Path, index: str, content: Index, names: Collection[str]) -> None:
     """Puts the files of a stage into their places, the index last."""
     staged = sorted(path for path in stage.rglob("*") if path.is_file())
     new = {path.relative_to(stage).as_posix(): files.digest(path) for path in staged}

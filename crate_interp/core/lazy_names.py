@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 
-def lazy(
-    package: str, file: str
-) -> tuple[dict[str, str], Callable[[str], Any], Callable[[], list[str]]]:
+def lazy(package: str, file: str) -> tuple[dict[str, str], Callable[[str], Any], Callable]:
     """Returns where a package's names are, and its `__getattr__` and `__dir__`.
 
     The names are those that the package's file imports for type checkers, under TYPE_CHECKING.

@@ -68,9 +68,7 @@ class Pass(TypedDict, total=False):
     """
 
     batch_size: Annotated[int, "Samples that run at once."]
-    limit: Annotated[
-        int | None, "Use only the first samples. From a folder, they come from all its classes."
-    ]
+    limit: Annotated[int | None, "Use only the first samples; of a folder, from all its classes."]
     workers: Annotated[int, "Processes that decode pictures. 0: only the main process."]
     skip_bad: Annotated[bool, "Leave out samples that cannot be decoded, and list them."]
     groups: Annotated[
@@ -99,14 +97,9 @@ class Run(Pass, total=False):
     out: str | Path | None
     chunk_size: Annotated[int, "Samples that are measured and kept in one piece."]
     resume: Annotated[bool, "Continue where an earlier call stopped."]
-    shard: Annotated[
-        str | None, "i/n, i from 0: measure every n-th chunk. torchrun needs no --shard."
-    ]
+    shard: Annotated[str | None, "i/n, i from 0: measure every n-th chunk; not with torchrun."]
     engine: Annotated[str, "local, or ray for a Ray cluster."]
-    tag: Annotated[
-        str | None,
-        "A text that names what the run reads but cannot compare later, such as an open file.",
-    ]
+    tag: Annotated[str | None, "A name for what the run reads but cannot compare, as an open file."]
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,8 @@ def plain(text: object, longest: int = LONGEST) -> str:
     """
     words = str(text)[: 4 * longest]  # the rest would be cut anyway
     shown = "".join(_escaped(sign) for sign in " ".join(words.split()))
-    return (
-        shown
-        if len(shown) <= longest and len(str(text)) <= 4 * longest
-        else (f"{shown[:longest].rstrip()} ...")
-    )
+    cut = len(shown) > longest or len(str(text)) > 4 * longest
+    return f"{shown[:longest].rstrip()} ..." if cut else shown
 
 
 def in_html(text: object) -> str:

@@ -18,16 +18,7 @@ from crate_interp.data.sources import forms, open_data, open_text
 from crate_interp.data.tables import embedded
 
 # what may be given as data; see `open_data` and `open_text`
-Data = (
-    str
-    | Path
-    | Image.Image
-    | Tensor
-    | np.ndarray
-    | Samples
-    | Dataset
-    | Mapping[str, Any]
-    | Iterable[Any]
-)
+Array = Tensor | np.ndarray
+Data = str | Path | Image.Image | Array | Samples | Dataset | Mapping[str, Any] | Iterable[Any]
 
 __all__ = ["Data", "Samples", "embedded", "forms", "open_data", "open_text", "part"]

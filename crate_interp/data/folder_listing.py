@@ -1,6 +1,5 @@
 """Folders of pictures as samples: their order, sizes, labels and fingerprint."""
 
-import hashlib
 import os
 import warnings
 from collections import Counter
@@ -14,6 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 from crate_interp.core.checks import did_you_mean
+from crate_interp.core.files import digest_of_bytes
 from crate_interp.core.folders import listed
 from crate_interp.core.pictures import SUFFIXES, UNREAD_SUFFIXES, quoted
 from crate_interp.core.safe_text import plain
@@ -75,8 +75,7 @@ def names_and_sizes(names: Iterable[str], sizes: Iterable[int]) -> str:
         os.fsencode(name).replace(b"\n", b"\0") + f" {size}".encode()  # names hold no zero byte
         for name, size in zip(names, sizes, strict=True)
     )
-    digest = hashlib.sha256(b"\n".join(lines))
-    return f"names-and-sizes:sha256:{digest.hexdigest()}"
+    return "names-and-sizes:" + digest_of_bytes(b"\n".join(lines))
 
 
 def first_folders(names: Iterable[str]) -> list[str] | None:
@@ -89,7 +88,7 @@ def first_folders(names: Iterable[str]) -> list[str] | None:
     return [known[folder] for folder, _ in pairs] if all(slash for _, slash in pairs) else None
 
 
-def folder_samples(where: str, how: ImageReading) -> Samples:
+def folder_samples(where: str | Path, how: ImageReading) -> Samples:
     """Returns the pictures under a folder. There are no masks.
 
     If every picture is in a sub-folder, the sub-folders are the labels, and the pictures of each

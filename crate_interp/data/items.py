@@ -140,14 +140,13 @@ def item_samples(
     default, whether one of the list has); `binary` of `MaskReader`; and fields of `Samples`.
     """
     if isinstance(items, list):
-        options = {"masked": any(item.mask is not None for item in items)} | options
-        items = partial(_items_between, items, numbers.start)
+        every, first = items, numbers.start
+        options = {"masked": any(item.mask is not None for item in every)} | options
+        items = lambda start, stop: every[start - first : stop - first]  # noqa: E731
     masked, binary = options.pop("masked", False), options.pop("binary", None)
     masks = MaskReader(items, how.masks, numbers, binary) if masked and how.masks else None
-    read, labels = (
-        partial(_read_images, items, how.pictures),
-        known_labels(options.pop("labels", ())),
-    )
+    read, labels = partial(_read_images, items, how.pictures), options.pop("labels", ())
+    labels = known_labels(labels)
     numbered = {"start": numbers.start, "of": numbers.stop}
     return Samples(len(numbers), labels, fingerprint, read, masks, **numbered, **options)
 
@@ -156,10 +155,6 @@ def known_labels(labels: Iterable[Any] | None) -> list[Any] | None:
     """Returns the labels of samples, or None if no sample has one."""
     labels = list(labels or ())
     return None if all(label is None for label in labels) else labels
-
-
-def _items_between(items: list[Item], first: int, start: int, stop: int) -> list[Item]:
-    return items[start - first : stop - first]
 
 
 def _read_images(items: Items, preprocess: Preprocess, start: int, stop: int) -> Tensor:

@@ -20,14 +20,8 @@ from PIL import Image
 from crate_interp.core.files import digest_of_bytes
 from crate_interp.core.pictures import Later, header, loaded, opened, quoted
 from crate_interp.core.safe_text import plain
-from crate_interp.data.folder_listing import (
-    file_samples,
-    first_folders,
-    names_and_sizes,
-    names_under,
-    path_and_option,
-    size_of,
-)
+from crate_interp.data import folder_listing as listing
+from crate_interp.data.folder_listing import file_samples, names_under, path_and_option, size_of
 from crate_interp.data.items import IGNORE, Item, item_samples
 from crate_interp.data.samples import Files, ImageReading, Samples, inside
 
@@ -80,7 +74,7 @@ def coco_samples(where: str, how: ImageReading) -> Samples:
         mask = Later(draw, f"the mask of image {number}", partial(tuple, size))
         items.append(Item(file, mask=mask))
     annotated = f"annotations:{digest_of_bytes(data)}"
-    fingerprint = f"coco:{names_and_sizes(names, map(size_of, paths))}:{annotated}"
+    fingerprint = f"coco:{listing.names_and_sizes(names, map(size_of, paths))}:{annotated}"
     return file_samples(items, folder, names, how, fingerprint, binary=False)
 
 
@@ -163,7 +157,7 @@ def voc_samples(where: str, how: ImageReading) -> Samples:
     pairs = zip(below, drawn, strict=True)
     items = [Item(folder / image, mask=folder / mask) for image, mask in pairs]
     sizes = (size_of(folder / name) for name in below + drawn)
-    print_ = f"voc:{names_and_sizes(below + drawn, sizes)}"
+    print_ = f"voc:{listing.names_and_sizes(below + drawn, sizes)}"
     return file_samples(items, folder, below, how, print_, drawn, binary=False)
 
 
@@ -218,10 +212,11 @@ def cutout_samples(where: str, how: ImageReading) -> Samples:
     composites = Composites(folder, names, behind, int(seed))
     paths = [folder / name for name in names] + [backgrounds / name for name in behind]
     known = names + [path.name for path in paths[len(names) :]]
-    print_ = f"cutouts:seed={int(seed)}:{names_and_sizes(known, map(size_of, paths))}"
+    print_ = f"cutouts:seed={int(seed)}:{listing.names_and_sizes(known, map(size_of, paths))}"
     return item_samples(
         composites.items, range(len(names)), print_, how, masked=True, binary=True,
-        labels=first_folders(names), files=Files(folder, composites.files, composites.files),
+        files=Files(folder, composites.files, composites.files),
+        labels=listing.first_folders(names),
     )  # fmt: skip
 
 

@@ -37,11 +37,7 @@ SOURCES = {
     "cutouts": Source("cutouts:DIR", object_masks.cutout_samples),
     "voc": Source("voc:DIR", object_masks.voc_samples),
     "coco": Source("coco:ANNOTATIONS.json", object_masks.coco_samples),
-    "hf": Source(
-        "hf:owner/name:split",
-        lambda name, how: table_samples(tables.from_hub(name), how),
-        tables.from_hub,
-    ),
+    "hf": Source("hf:owner/name:split", tables.hub_samples, tables.from_hub),
 }
 
 
@@ -71,20 +67,20 @@ def _one_picture(data: Any, how: ImageReading) -> Samples:
     return texts.sequence_samples([data], how)
 
 
+def _is_file(data: object) -> bool:
+    return isinstance(data, (str, Path)) and os.path.isfile(data)
+
+
+def _is_folder(data: object) -> bool:
+    return isinstance(data, Path) or (isinstance(data, str) and os.path.isdir(data))
+
+
 # Data has the first form that fits: how to tell, and what makes samples of its images, or of its
 # text.
 FORMS: tuple[tuple[Callable[[Any], bool], Any, Any], ...] = (
     (is_array, texts.tensor_samples, texts.token_samples),
-    (
-        lambda data: isinstance(data, (str, Path)) and os.path.isfile(data),
-        _one_picture,
-        texts.file_of_text,
-    ),
-    (
-        lambda data: isinstance(data, Path) or (isinstance(data, str) and os.path.isdir(data)),
-        lambda data, how: folder_listing.folder_samples(str(data), how),
-        None,
-    ),
+    (_is_file, _one_picture, texts.file_of_text),
+    (_is_folder, folder_listing.folder_samples, None),
     (lambda data: isinstance(data, str), _named_images, _named_text),
     (lambda data: isinstance(data, Image.Image), _one_picture, None),
     (streams.is_stream, lambda data, how: streams.image_stream(data, how).first_samples(), None),

@@ -166,9 +166,7 @@ def _resolved(dataset: Any, limit: int | None) -> tuple[Any, str]:
         with suppress(Exception):  # no row to look at, or rows with different columns
             dataset = dataset._resolve_features()
     if not dataset.features:
-        raise ValueError(
-            "the stream is empty, or states no columns: give data.cast(datasets.Features(...))."
-        )
+        raise ValueError("the stream states no columns: give data.cast(datasets.Features(...)).")
     info = dataset.info
     known = (info.dataset_name or info.builder_name, info.config_name, dataset.split)
     names = ":".join(safe_text.plain(name, 200) if name else "?" for name in known)

@@ -4,7 +4,6 @@ Pictures are decoded here, not by datasets, which would open any file that a row
 format that Pillow knows.
 """
 
-import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from crate_interp.core import checks
+from crate_interp.core.files import digest
 from crate_interp.core.pictures import SIXTEEN_BITS, Later, Undecodable, decoded, header, quoted
 from crate_interp.core.safe_text import plain
 from crate_interp.data.items import MASK_KEYS, Item, item_samples
@@ -57,8 +57,7 @@ def embedded(name: str) -> "datasets.Dataset":
 
 def embedded_samples(name: str, how: ImageReading) -> Samples:
     """Returns the images of an embedded data set; its fingerprint is the digest of its file."""
-    digest = hashlib.sha256(_embedded_file(name).read_bytes()).hexdigest()
-    return table_samples(embedded(name), how, f"embedded:{name}:sha256:{digest}")
+    return table_samples(embedded(name), how, f"embedded:{name}:{digest(_embedded_file(name))}")
 
 
 def _embedded_file(name: str) -> Path:
@@ -80,6 +79,11 @@ def from_hub(name: str) -> Table:
         return datasets.load_dataset(parts[1], split=parts[2])
     except Exception as error:  # errors of many libraries: network, missing repository, wrong split
         raise ValueError(f"cannot load 'hf:{name}': {plain(error, 300)}") from error
+
+
+def hub_samples(name: str, how: ImageReading) -> Samples:
+    """Returns the samples of a data set on the Hub."""
+    return table_samples(from_hub(name), how)
 
 
 def table_samples(table: Table, how: ImageReading, fingerprint: str | None = None) -> Samples:

@@ -21,6 +21,7 @@ from torch.utils.data import Subset
 
 from crate_interp.core import checks
 from crate_interp.core.errors import ShortTextError
+from crate_interp.core.files import digest_of_bytes
 from crate_interp.core.pictures import Undecodable, quoted
 from crate_interp.core.run_options import tqdm
 from crate_interp.core.safe_text import plain
@@ -96,8 +97,7 @@ def labelled(samples: Samples, labels: list[Any] | None) -> Samples:
     """Returns samples with labels, which become part of the fingerprint."""
     if labels is None:
         return samples
-    digest = hashlib.sha256(repr(labels).encode()).hexdigest()
-    print_ = f"{samples.fingerprint}:labels:sha256:{digest}"
+    print_ = f"{samples.fingerprint}:labels:{digest_of_bytes(repr(labels).encode())}"
     return dataclasses.replace(samples, labels=labels[: samples.n], fingerprint=print_)
 
 
@@ -116,7 +116,7 @@ def pair_samples(data: object, how: ImageReading) -> Samples:
     if masks is None:
         return samples
     each = b"".join(items.digest_of(Item(None, mask=mask)) for mask in masks)
-    print_ = f"{samples.fingerprint}:masks:sha256:{hashlib.sha256(each).hexdigest()}"
+    print_ = f"{samples.fingerprint}:masks:{digest_of_bytes(each)}"
     pairs = [Item(value, mask=mask) for value, mask in zip(whole.value, masks, strict=True)]
     masked = items.item_samples(pairs, range(len(masks)), print_, how).masks
     return dataclasses.replace(samples, masks=masked, fingerprint=print_)
@@ -174,7 +174,7 @@ def sequence_samples(data: Sized, how: ImageReading) -> Samples:
             items.image_of(item.value, number, how.pictures)
         labels.append(item.label)
         masked = masked or item.mask is not None
-    print_ = f"items:sha256:{hashlib.sha256(b''.join(digests)).hexdigest()}"
+    print_ = f"items:{digest_of_bytes(b''.join(digests))}"
     read = partial(_same_items, data, digests)
     ends = () if isinstance(data, (list, tuple)) or not count else {0, count - 1}
     for number in [*ends] * DRAWS:
@@ -219,12 +219,10 @@ class NumberedTexts:
             yield text
 
 
-def windows_of_texts(
-    window_rows: WindowRows, texts: Iterable[str]
-) -> Iterator[tuple[list[int], int]]:
+def windows_of_texts(cut: WindowRows, texts: Iterable[str]) -> Iterator[tuple[list[int], int]]:
     """Yields each window of tokens, with the number of the text that its last token is of."""
     numbered = NumberedTexts(texts)
-    for row in window_rows(numbered):
+    for row in cut(numbered):
         yield row, numbered.number
 
 
@@ -304,8 +302,8 @@ def text_sequence(data: Sized, how: TextReading, labels: list[Any] | None = None
     if len(set(lengths)) == 1:
         return token_samples(torch.stack(rows))
     whole = token_samples(torch.cat(rows)[None])
-    digest = hashlib.sha256(f"{whole.fingerprint} {lengths}".encode()).hexdigest()
-    print_, read = f"texts:sha256:{digest}", lambda start, stop: torch.stack(rows[start:stop])
+    print_ = f"texts:{digest_of_bytes(f'{whole.fingerprint} {lengths}'.encode())}"
+    read = lambda start, stop: torch.stack(rows[start:stop])  # noqa: E731
     return Samples(len(rows), None, print_, read, lengths=lengths)
 
 

@@ -1,7 +1,6 @@
 """HookedCrateMAE: masked images to reconstructed patches, encoder and decoder hooked."""
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,12 +13,12 @@ from crate_interp.config import CrateConfig
 from crate_interp.core import checks
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hooked import HookedModel, check_finite, layer_range, own_config
-from crate_interp.models.image_inputs import ImageMixin
 from crate_interp.models.layers import Pixels, Stream
 from crate_interp.models.layers.attention import MSSA
 from crate_interp.models.layers.block import CrateBlock
 from crate_interp.models.layers.embed import ConvPatchEmbed, cat_tokens
-from crate_interp.models.layers.norm import HookedLayerNorm
+from crate_interp.models.layers.norm import HookedLayerNorm, HookedPart
+from crate_interp.models.preprocess import ImageMixin
 from crate_interp.models.runtimes import readable
 
 
@@ -59,7 +58,7 @@ class DecoderView:
         self.whole.check_point(f"decoder_{name}")
 
 
-class CrateDecoderBlock(nn.Module):
+class CrateDecoderBlock(HookedPart):
     """A layer of the decoder, for tokens as rows: `G = LN(X) D^T`, then `G - MSSA(LN(G))`.
 
     There is no residual around the dictionary. G is the layer's `hook_resid_mid`, and
@@ -76,10 +75,7 @@ class CrateDecoderBlock(nn.Module):
         self.ln2 = HookedLayerNorm(cfg.d_model, cfg.ln_eps)
         self.attn = MSSA(cfg)
         self.attn._result_contribution_scale = -1.0
-        self.hook_resid_pre = HookPoint()
-        self.hook_resid_mid = HookPoint()
-        self.hook_attn_out = HookPoint()
-        self.hook_resid_post = HookPoint()
+        self.add_points("hook_resid_pre", "hook_resid_mid", "hook_attn_out", "hook_resid_post")
 
     def forward(self, x: Stream) -> Stream:
         """Returns the tokens after the layer: dictionary first, then attention is subtracted."""
@@ -101,9 +97,8 @@ class HookedCrateMAE(ImageMixin, HookedModel):
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
-        self.cfg = own_config(cfg, "HookedCrateMAE", ("mae",))
-        cfg = self.cfg
-        self.decoder_cfg = dataclasses.replace(
+        self.cfg = cfg = own_config(cfg, "HookedCrateMAE", ("mae",))
+        self.decoder_cfg = replace(
             cfg, n_heads=cfg.decoder_n_heads, d_head=cfg.d_model // cfg.decoder_n_heads,
             n_layers=cfg.decoder_n_layers, output_matrix=None,
         )  # fmt: skip
@@ -112,13 +107,11 @@ class HookedCrateMAE(ImageMixin, HookedModel):
         self.mask_token = nn.Parameter(0.02 * torch.randn(1, 1, cfg.d_model))
         self.pos_embed = nn.Parameter(sine_positions(cfg))
         self.hook_mask = HookPoint()
-        self.hook_embed = HookPoint()
-        self.hook_pos_embed = HookPoint()
+        self.hook_embed, self.hook_pos_embed = HookPoint(), HookPoint()
         self.blocks = nn.ModuleList(CrateBlock(cfg) for _ in range(cfg.n_layers))
         self.ln_final = HookedLayerNorm(cfg.d_model, cfg.ln_final_eps)
-        self.decoder_blocks = nn.ModuleList(
-            CrateDecoderBlock(self.decoder_cfg) for _ in range(cfg.decoder_n_layers)
-        )
+        layers = (CrateDecoderBlock(self.decoder_cfg) for _ in range(cfg.decoder_n_layers))
+        self.decoder_blocks = nn.ModuleList(layers)
         self.decoder_norm = HookedLayerNorm(cfg.d_model, cfg.ln_final_eps)
         self.decoder_pred = nn.Linear(cfg.d_model, cfg.patch_values)
         self.hook_pred = HookPoint()
@@ -168,8 +161,7 @@ class HookedCrateMAE(ImageMixin, HookedModel):
             z = block(z)
         if stop is not None:
             return z
-        latent = self.ln_final(z)
-        x = latent
+        x = latent = self.ln_final(z)
         for block in self.decoder_blocks:
             x = block(x)
         pred = self.hook_pred(self.decoder_pred(self.decoder_norm(x))[:, 1:])

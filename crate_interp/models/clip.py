@@ -11,10 +11,10 @@ from transformer_lens.hook_points import HookPoint
 from crate_hooks.threads import owner_of
 from crate_interp.config import CrateConfig
 from crate_interp.models import hooked
-from crate_interp.models.image_inputs import Images
 from crate_interp.models.layers.block import CrateBlock
 from crate_interp.models.layers.embed import hooked_positions
 from crate_interp.models.layers.norm import HookedLayerNorm
+from crate_interp.models.preprocess import Pictures
 from crate_interp.models.text.text_and_tokens import TextMixin, check_tokens
 from crate_interp.models.vision import HookedCrate
 
@@ -37,12 +37,10 @@ class HookedTextTower(TextMixin, hooked.HookedModel):
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
-        self.cfg = hooked.own_config(cfg, "HookedTextTower", ("text",), ("clipa-text",))
-        cfg = self.cfg
+        self.cfg = cfg = hooked.own_config(cfg, "HookedTextTower", ("text",), ("clipa-text",))
         self.embed = nn.Embedding(cfg.d_vocab, cfg.d_model)
         self.pos_embed = nn.Parameter(0.01 * torch.randn(cfg.n_ctx, cfg.d_model))
-        self.hook_embed = HookPoint()
-        self.hook_pos_embed = HookPoint()
+        self.hook_embed, self.hook_pos_embed = HookPoint(), HookPoint()
         self.blocks = nn.ModuleList(CrateBlock(cfg) for _ in range(cfg.n_layers))
         self.ln_final = HookedLayerNorm(cfg.d_model, cfg.ln_final_eps)
         self.hook_pooled = HookPoint()
@@ -125,14 +123,11 @@ class HookedCrateCLIP(hooked.HookedModel):
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
-        self.cfg = hooked.own_config(cfg, "HookedCrateCLIP", ("clip",))
-        cfg = self.cfg
+        self.cfg = cfg = hooked.own_config(cfg, "HookedCrateCLIP", ("clip",))
         shared = {name: getattr(cfg, name) for name in _VISUAL}
         visual = CrateConfig(family="clipa-visual", n_classes=cfg.d_embed, **shared)
         shared = {name: getattr(cfg, name) for name in _TEXT}
-        shared |= {
-            name: getattr(cfg, f"text_{name}") for name in ("d_model", "n_layers", "n_heads")
-        }
+        shared |= {key: getattr(cfg, f"text_{key}") for key in ("d_model", "n_layers", "n_heads")}
         shared["assumed"] = [name for name in cfg.assumed if name in _TEXT]
         self.visual = HookedCrate(visual)
         self.text = HookedTextTower(CrateConfig(family="clipa-text", bias=True, **shared))
@@ -151,7 +146,7 @@ class HookedCrateCLIP(hooked.HookedModel):
     ) -> Float[Tensor, "n_images n_texts"]:
         """Returns 100 times the cosine of every image with every text.
 
-        Images are preprocessed; texts are token ids or strings. `check` looks for NaN and Inf in
+        Pictures are preprocessed; texts are token ids or strings. `check` looks for NaN and Inf in
         the images, as in HookedCrate.
         """
         image, text = self.visual(images, check=check), self.encode_text(tokens)
@@ -166,7 +161,7 @@ class HookedCrateCLIP(hooked.HookedModel):
         """Returns text features before normalisation."""
         return self.text(tokens)
 
-    def preprocess(self, images: Images) -> Float[Tensor, "batch channels height width"]:
+    def preprocess(self, images: Pictures) -> Float[Tensor, "batch channels height width"]:
         """Turns pictures into the image tower's input, as in training (models/preprocess.py)."""
         return self.visual.preprocess(images)
 

@@ -109,36 +109,16 @@ class Named(dict[str, Value]):
 
 # name -> why it does not exist here, and what to use; hooks/README.md shows the same table
 REFUSALS: dict[str, str] = {
-    "enable_compatibility_mode": (
-        "the hook points have TransformerLens' names from the start and no weight is folded: "
-        "leave the call out"
-    ),
-    "process_weights": (
-        "no weight is folded or centred: leave the call out, or fold in a copy with torch"
-    ),
-    "fold_layer_norm": (
-        "the dictionary both reads and writes, so a norm cannot be folded into it: "
-        "cache.logit_attrs and cache.apply_ln_to_stack take the norm into account"
-    ),
-    "fold_value_biases": (
-        "the codes have no value bias: model.accumulated_bias(layer) sums the output biases"
-    ),
-    "center_writing_weights": (
-        "a code of non-negative entries replaces the stream, and centring would change it: "
-        "cache.apply_ln_to_stack centres what a norm reads"
-    ),
-    "center_unembed": (
-        "the unembedding is kept as trained: use model.W_U - model.W_U.mean(-1, keepdim=True)"
-    ),
-    "refactor_factored_attn_matrices": (
-        "query, key and value are one code, which refactoring would take apart: "
-        "use model.QK.svd() and model.OV.svd()"
-    ),
-    "set_ungroup_grouped_query_attention": ("every head has its own keys: leave out the call"),
+    "enable_compatibility_mode": "names are TransformerLens', no weight is folded: leave it out",
+    "process_weights": "no weight is folded or centred: leave it out, or fold a copy with torch",
+    "fold_layer_norm": "the dictionary both reads and writes: use cache.apply_ln_to_stack",
+    "fold_value_biases": "the codes have no value bias: use model.accumulated_bias(layer)",
+    "center_writing_weights": "a code replaces the stream: use cache.apply_ln_to_stack",
+    "center_unembed": "it is as trained: use model.W_U - model.W_U.mean(-1, keepdim=True)",
+    "refactor_factored_attn_matrices": "q, k, v are one code: use model.QK.svd(), model.OV.svd()",
+    "set_ungroup_grouped_query_attention": "every head has its own keys: leave out the call",
     "load_and_process_state_dict": "no weight is processed: use ci.load(state_dict, ...)",
-    "init_weights": (
-        "weights are drawn as in the official code when a model is made: make a new model"
-    ),
+    "init_weights": "weights are drawn as in the official code: make a new model",
     "original_model": "the model is not a bridge but the network itself: use model",
     "hf_generate": "there is no network of Hugging Face inside: use model.generate(...)",
     "diffusion_generate": "the model is causal: use model.generate(...)",
@@ -146,13 +126,8 @@ REFUSALS: dict[str, str] = {
     "to_sentence_pair_tokens": "no model reads pairs of sentences: use model.to_tokens(...)",
     "predict_next_sentence": "no model reads pairs of sentences: use model(tokens)",
     "prepare_multimodal_inputs": "a model reads text or images: use model.preprocess(images)",
-    "loss_fn": (
-        "an image model has labels in place of next tokens: use model(images, labels=numbers).loss"
-    ),
-    "b_in": (
-        "a sparse step has thresholds in place of a bias: read cfg.eta and cfg.lambd, or "
-        "blocks[l].mlp.threshold of nanochat-crate"
-    ),
+    "loss_fn": "labels take the place of next tokens: use model(images, labels=numbers).loss",
+    "b_in": "a sparse step has thresholds: read cfg.eta and cfg.lambd, or blocks[l].mlp.threshold",
 } | dict.fromkeys(
     (
         "decompose_resid",

@@ -25,10 +25,7 @@ Hooks = Sequence[tuple[str | Selector, Callable]]
 
 _WAYS = "the name of a hook point, names, a function of a name, or a compiled regular expression"
 # The kinds of attention without a pattern -> what stands in its place.
-PATTERNLESS = {
-    "tssa": "memberships, attn.hook_pi",
-    "cbsa": "representatives, which read the tokens by attn.hook_contract",
-}
+PATTERNLESS = {"tssa": "memberships, attn.hook_pi", "cbsa": "representatives, attn.hook_contract"}
 
 # Points that fire only while a switch of model.cfg is on.
 _SPLIT = dict.fromkeys((f"attn.hook_{role}_input" for role in "qkv"), "use_split_qkv_input")
@@ -139,8 +136,7 @@ class PointsMixin:
     def check_point(self, name: str) -> None:
         """Raises KeyError if no point has this name, or if the point cannot fire as switched."""
         self._check_name(name)
-        silent = self._why_silent(name)
-        if silent:
+        if silent := self._why_silent(name):
             raise KeyError(f"{name!r} {silent}.")
 
     def _check_name(self, name: str) -> None:
@@ -179,8 +175,7 @@ class PointsMixin:
         self, hook_point: HookPoint, hook_point_name: str, *args: object, **kwargs: object
     ) -> None:
         """Raises ValueError for a hook that would never be called, as in TransformerLens."""
-        silent = self._why_silent(hook_point_name)
-        if silent:
+        if silent := self._why_silent(hook_point_name):
             raise ValueError(f"cannot add a hook: {hook_point_name!r} {silent}.")
 
     def hookable(self, name: str | Selector) -> list[str]:
@@ -265,10 +260,8 @@ def check_pattern(cfg: CrateConfig, what: str) -> None:
     """Raises ValueError if `what` needs an attention pattern, and the model's layers have none."""
     instead = PATTERNLESS.get(cfg.facts["attention"])
     if instead is not None:
-        raise ValueError(
-            f"{what} needs an attention pattern or queries and keys, but family "
-            f"{cfg.family!r} has none: it has {instead}."
-        )
+        needs = f"{what} needs an attention pattern or queries and keys"
+        raise ValueError(f"{needs}, but family {cfg.family!r} has none: it has {instead}.")
 
 
 def check_read_out(cfg: CrateConfig, what: str) -> None:
@@ -284,6 +277,4 @@ def check_read_out(cfg: CrateConfig, what: str) -> None:
 def check_atoms(cfg: CrateConfig, what: str) -> None:
     """Raises ValueError if `what` reads the code of a sparse step, and the layers have no step."""
     if cfg.attn_only:
-        raise ValueError(
-            f"{what} reads the code of a sparse step, but {cfg.family!r} has attention alone."
-        )
+        raise ValueError(f"{what} reads atoms, but family {cfg.family!r} has attention alone.")

@@ -66,16 +66,14 @@ def check_hooked(model: object) -> None:
     raise ValueError(f"cannot measure {type(model).__name__}: give {place}.")
 
 
-def layer_range(
-    n_layers: int, start_at_layer: int | None, stop_at_layer: int | None
-) -> tuple[int, int | None]:
+def layer_range(n_layers: int, start: int | None, stop: int | None) -> tuple[int, int | None]:
     """Returns the first layer to run and the layer before which to stop; None means the end.
 
     Negative layers count from the end. Raises ValueError for anything but a whole number, for a
     layer that the model does not have, and for a stop before the start.
     """
-    start = checks.layer("start_at_layer", start_at_layer or 0, n_layers)
-    stop = None if stop_at_layer is None else checks.layer("stop_at_layer", stop_at_layer, n_layers)
+    start = checks.layer("start_at_layer", start or 0, n_layers)
+    stop = None if stop is None else checks.layer("stop_at_layer", stop, n_layers)
     if stop is not None and stop < start:
         raise ValueError(f"stop_at_layer={stop} lies before start_at_layer={start}.")
     return start, stop
@@ -204,9 +202,7 @@ class HookedModel(WeightsMixin, hook_points.PointsMixin, runtimes.CompiledMixin,
         floats = [x for x in args if isinstance(x, Tensor) and x.is_floating_point()]
         looked = () if kwargs.get("check") else filter(runtimes.readable, floats)
         if not all(map(all_finite, looked)):
-            warnings.warn(
-                "the input holds NaN or Inf: samples with them get no finite answer", stacklevel=2
-            )
+            warnings.warn("the input holds NaN or Inf: no finite answer for those", stacklevel=2)
         out, cache = super().run_with_cache(*args, remove_batch_dim=remove_batch_dim, **kwargs)
         named: Any = cache
         named.mark = weight_mark(self)
@@ -290,8 +286,7 @@ class HookedModel(WeightsMixin, hook_points.PointsMixin, runtimes.CompiledMixin,
 
         Arguments are those of `get_caching_hooks`.
         """
-        hooks = self.get_caching_hooks(*args, **kwargs)  # pyright: ignore
-        cache, forward, backward = hooks
+        cache, forward, backward = self.get_caching_hooks(*args, **kwargs)  # pyright: ignore
         for kind, named in (("fwd", forward), ("bwd", backward)):
             for name, hook in named:
                 self.add_hook(name, hook, dir=kind)
@@ -302,9 +297,7 @@ class HookedModel(WeightsMixin, hook_points.PointsMixin, runtimes.CompiledMixin,
         super().setup()
         self.hook_dict = hook_aliases.Named(self.hook_dict)
 
-    def add_hook(
-        self, name: str | Selector, hook: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> None:
+    def add_hook(self, name: str | Selector, hook: Callable, *args: Any, **kwargs: Any) -> None:
         """Adds a hook as TransformerLens does.
 
         Args:

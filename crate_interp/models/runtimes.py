@@ -133,12 +133,8 @@ def onloaded(part: nn.Module) -> Iterator[None]:
 
     Modules that are not offloaded are left alone.
     """
-    away = [
-        (module, hook)
-        for module in part.modules()
-        for hook in align_hooks(module)
-        if getattr(hook, "offload", False)
-    ]
+    pairs = ((module, hook) for module in part.modules() for hook in align_hooks(module))
+    away = [(module, hook) for module, hook in pairs if getattr(hook, "offload", False)]
     brought = []
     try:
         for module, hook in away:

@@ -12,11 +12,11 @@ from transformer_lens.hook_points import HookPoint
 from crate_interp.config import CrateConfig
 from crate_interp.models import hooked
 from crate_interp.models.hook_aliases import REFUSALS
-from crate_interp.models.image_inputs import ImageMixin
 from crate_interp.models.layers import Pixels, Stream, embed
 from crate_interp.models.layers.block import ClassBlock, CrateBlock
 from crate_interp.models.layers.embed import ClassHead, cat_tokens
 from crate_interp.models.layers.norm import HookedLayerNorm
+from crate_interp.models.preprocess import ImageMixin
 from crate_interp.models.runtimes import at_hand, onloaded
 from crate_interp.models.text.losses import check_labels
 from crate_interp.models.weights import Answers
@@ -41,8 +41,7 @@ class HookedCrate(ImageMixin, hooked.HookedModel):
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
-        self.cfg = hooked.own_config(cfg, "HookedCrate", ("vision",))
-        cfg = self.cfg
+        self.cfg = cfg = hooked.own_config(cfg, "HookedCrate", ("vision",))
         linear = embed.ConvPatchEmbed if "conv_bias" in cfg.facts else embed.CratePatchEmbed
         self.embed: Any = embed.ConvStem(cfg) if cfg.stem == "conv" else linear(cfg)
         self.cls_token = nn.Parameter(torch.randn(1, 1, cfg.d_model))
@@ -50,8 +49,7 @@ class HookedCrate(ImageMixin, hooked.HookedModel):
             self.pos_embed = embed.FourierPositions(cfg)
         else:
             self.pos_embed = nn.Parameter(torch.randn(1, cfg.n_ctx, cfg.d_model))
-        self.hook_embed = HookPoint()
-        self.hook_pos_embed = HookPoint()
+        self.hook_embed, self.hook_pos_embed = HookPoint(), HookPoint()
         self.blocks = nn.ModuleList(CrateBlock(cfg) for _ in range(cfg.n_layers))
         if cfg.class_layers:
             self.cls_blocks = nn.ModuleList(ClassBlock(cfg) for _ in range(cfg.class_layers))
@@ -60,8 +58,7 @@ class HookedCrate(ImageMixin, hooked.HookedModel):
         self.features = nn.Linear(cfg.d_model, cfg.d_features) if cfg.d_features else None
         if self.features is not None:
             self.hook_features = HookPoint()
-        width = cfg.d_features or cfg.d_model
-        bias = cfg.head_bias
+        width, bias = cfg.d_features or cfg.d_model, cfg.head_bias
         self.unembed = ClassHead(width, cfg.n_classes, bias=bias) if cfg.n_classes else None
         self._follow()
         self.setup()
@@ -140,8 +137,8 @@ class HookedCrate(ImageMixin, hooked.HookedModel):
 
         fields: Any = {"logits": logits}
         if labels is not None:
-            shape = (logits.shape[0],)
-            numbers = check_labels(labels, shape, logits.shape[1], "classes", logits.device)
+            n, count = logits.shape
+            numbers = check_labels(labels, (n,), count, "classes", logits.device)
             fields = {"loss": F.cross_entropy(logits, numbers), "logits": logits}
         return ImageClassifierOutput(**fields)
 

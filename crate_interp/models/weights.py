@@ -29,11 +29,7 @@ _OF_BLOCK: dict[str, tuple[str, ...]] = {
     "mlp": ("W_in", "b_in", "W_out", "b_out"),
 }
 # part of a model -> TransformerLens' names of its weights
-_OF_MODEL: dict[str, tuple[str, ...]] = {
-    "embed": ("W_E",),
-    "ln_final": ("w", "b"),
-    "unembed": ("W_U", "b_U"),
-}
+_OF_MODEL = {"embed": ("W_E",), "ln_final": ("w", "b"), "unembed": ("W_U", "b_U")}
 
 # classes or tokens, by number or name; in lists, or as a tensor of numbers
 Answer = int | np.integer | str
@@ -169,11 +165,8 @@ class WeightsMixin:
 
     def blocks_with(self, submodule: str) -> list[tuple[int, nn.Module]]:
         """Returns `(layer, block)` of the layers that have a part of this name, such as "attn"."""
-        return [
-            (layer, block)
-            for layer, block in enumerate(self.blocks)
-            if submodule in dict(block.named_children())
-        ]
+        blocks = enumerate(self.blocks)
+        return [(n, one) for n, one in blocks if submodule in dict(one.named_children())]
 
     @property
     def n_params_total(self) -> int:

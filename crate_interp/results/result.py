@@ -27,6 +27,7 @@ _OF_A_RUN = {
 
 Table = pd.DataFrame
 Merge = Callable[[Table, Table, Mapping[str, Any]], Table]  # (ours, theirs, meta of both) -> merged
+Cells = tuple[list[str], list[list[str]]]  # a header, and rows under it
 
 
 @dataclass(frozen=True, eq=False, repr=False)

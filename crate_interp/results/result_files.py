@@ -72,9 +72,8 @@ def read_tables(
 
 
 def _foreign(path: Path, name: str, why: object) -> ValueError:
-    return ValueError(
-        f"{str(path)!r} does not belong to the saved {name}: {plain(why)}. Save the result again."
-    )
+    words = f"{str(path)!r} does not belong to the saved {name}"
+    return ValueError(f"{words}: {plain(why)}. Save the result again.")
 
 
 def table_from(content: bytes) -> pd.DataFrame:

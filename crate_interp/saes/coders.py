@@ -15,7 +15,7 @@ from transformer_lens.hook_points import HookPoint
 
 from crate_interp.checkpoints import hub
 from crate_interp.checkpoints.load import load as load_any
-from crate_interp.checkpoints.sae_formats import SAELENS_CONFIG, SAELENS_WEIGHTS
+from crate_interp.checkpoints.model_folders import SAELENS_CONFIG, SAELENS_WEIGHTS
 from crate_interp.checkpoints.sources import WEIGHT_SUFFIXES
 from crate_interp.core import checks
 from crate_interp.models.hooked import HookedModel
@@ -247,9 +247,7 @@ def _at(model: Model, name: str, sae: Coder, error: bool) -> Iterator[None]:
             model.mod_dict.pop(f"{name}.{part}", None)
 
 
-def _replace(
-    point: nn.Module, coder: object, x: Tensor, name: str, sae: Coder, error: bool
-) -> Tensor:
+def _replace(point: nn.Module, _: object, x: Tensor, name: str, sae: Coder, error: bool) -> Tensor:
     """Returns the replacement of x at a point."""
 
     def hooked(part: str, value: Tensor) -> Tensor:

@@ -22,12 +22,11 @@ _RATIOS = {  # column -> its numerator and denominator, both sums over samples
 }
 
 
+Estimate = tuple[float, float, float]  # a number and the ends of its interval
 Groups = np.ndarray | None  # the group of each sample; None: samples are independent
 
 
-def ratio(
-    above: np.ndarray, below: np.ndarray, groups: Groups = None
-) -> tuple[float, float, float]:
+def ratio(above: np.ndarray, below: np.ndarray, groups: Groups = None) -> Estimate:
     """Returns sum(above) / sum(below) over samples, and the ends of a 95 % interval.
 
     The interval is a bootstrap-t of the linearised ratio. All three are NaN if sum(below) is 0.
@@ -37,7 +36,7 @@ def ratio(
 
 def recovered(
     ablated: np.ndarray, losses: np.ndarray, clean: np.ndarray, groups: Groups = None
-) -> tuple[float, float, float]:
+) -> Estimate:
     """Returns (L_ablated - L_own) / (L_ablated - L_clean) and its interval, from losses by sample.
 
     Returns NaN if ablation does not raise the loss, or if the 95 % interval of the rise reaches 0:
@@ -46,7 +45,7 @@ def recovered(
     cost = ablated - clean
     mean, low, _ = _mean_and_ends(cost[:, None], groups)
     if mean <= 0 or low <= 0:
-        return float("nan"), float("nan"), float("nan")
+        return np.nan, np.nan, np.nan
     return ratio(ablated - losses, cost, groups)
 
 
@@ -75,11 +74,11 @@ def _points(result: Result) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _named(name: str, numbers: tuple[float, float, float]) -> dict[str, float]:
+def _named(name: str, numbers: Estimate) -> dict[str, float]:
     return dict(zip((name, f"{name}_low", f"{name}_high"), numbers, strict=True))
 
 
-def _mean_and_ends(values: np.ndarray, groups: Groups) -> tuple[float, float, float]:
+def _mean_and_ends(values: np.ndarray, groups: Groups) -> Estimate:
     (low,), (high,) = mean_interval(by_group(values, groups))
     return float(values.mean()), float(low), float(high)
 

@@ -5,6 +5,7 @@ ablation and PCA. The second pass puts each coder in place of the activation, on
 and measures the loss.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,7 +13,8 @@ from typing import Any, Unpack, cast
 
 import pandas as pd
 import torch
-from torch import Tensor
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from crate_interp.core import checks
 from crate_interp.core.run_options import Run, run_options
@@ -24,13 +26,119 @@ from crate_interp.questions.answers import Loss, check_logits, loss_on, losses, 
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk
 from crate_interp.questions.edited_runs import joined
-from crate_interp.questions.experiment import Pass, Plan, Question, Tables
+from crate_interp.questions.experiment import Pass, Plan, Question, Rules, Tables
 from crate_interp.questions.provenance import digest_of_labels
 from crate_interp.results.result import Merge, by
-from crate_interp.saes import baselines
 from crate_interp.saes.coders import Coder, active, check_saes, decoded, encoded, flat, prepared
 from crate_interp.saes.result import MEAN, PCA, RANDOM, SAE, ZERO, SaeResult
 from crate_interp.sweeps.moments import added, from_bytes, to_bytes
+
+
+def shuffled(sae: Coder, seed: int) -> Coder | None:
+    """Returns a copy of a module with the numbers of each matrix in random order.
+
+    Architecture, biases, thresholds and the distribution of weights stay; the learned directions
+    are lost. Returns None for an autoencoder that is not a module, since its weights are unknown.
+    """
+    if not isinstance(sae, nn.Module):
+        return None
+    random = torch.Generator().manual_seed(seed)
+    other = copy.deepcopy(sae)
+    with torch.no_grad():
+        for value in other.parameters():
+            if value.ndim > 1:
+                order = torch.randperm(value.numel(), generator=random).to(value.device)
+                value.copy_(value.flatten()[order].view_as(value))
+    return other
+
+
+@dataclass(frozen=True)
+class Components:
+    """PCA as an autoencoder: `acts = (x - mean) V`, `x' = acts V^T + mean`.
+
+    directions V `[d_in, k]`: the orthonormal directions of largest variance. Without directions,
+    every token becomes the mean, as in mean ablation.
+    """
+
+    mean: Float[Tensor, "d_in"]
+    directions: Float[Tensor, "d_in k"]
+
+    def encode(self, x: Tensor, /) -> Tensor:
+        """Returns the components of activations, all of them active."""
+        return ((x.double() - self.mean) @ self.directions).to(x.dtype)
+
+    def decode(self, acts: Tensor, /) -> Tensor:
+        """Returns the activations reconstructed from components."""
+        return (acts.double() @ self.directions.T + self.mean).to(acts.dtype)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Sums over the tokens at a hook point, in float64; they give the mean and the covariance.
+
+    tokens: the number of tokens. mean `[d_in]`. products `[d_in, d_in]`: the sum of products of
+    centred activations (without centring, a large mean would make the variances inexact).
+    features: the number of active features, summed over tokens.
+    """
+
+    tokens: int
+    mean: Float[Tensor, "d_in"]
+    products: Float[Tensor, "d_in d_in"]
+    features: int
+
+    @classmethod
+    def of(cls, x: Float[Tensor, "token d_in"], features: int) -> "Moments":
+        """Returns the moments of tokens; features: the number of active features of all tokens."""
+        wide = x.double()
+        mean = wide.mean(dim=0)
+        off = wide - mean
+        return cls(len(wide), mean, off.T @ off, features)
+
+    def merged(self, other: "Moments") -> "Moments":
+        """Returns the moments of both sets of tokens (Chan, Golub, LeVeque 1979)."""
+        tokens, step = self.tokens + other.tokens, other.mean - self.mean
+        apart = (self.tokens * other.tokens / tokens) * step[:, None] * step
+        mean = self.mean + step * (other.tokens / tokens)
+        products = self.products + other.products + apart
+        return Moments(tokens, mean, products, self.features + other.features)
+
+    def components(self) -> Components:
+        """Returns PCA with as many components as a token has active features on average.
+
+        There is at least one component.
+        """
+        width = len(self.mean)
+        k = min(max(round(self.features / self.tokens), 1), width)
+        directions = torch.linalg.eigh(self.products / self.tokens).eigenvectors[:, width - k :]
+        return Components(self.mean, directions)
+
+
+def moments_in(table: pd.DataFrame, device: str | torch.device = "cpu") -> dict[str, Moments]:
+    """Returns the moments of each point from a table "moments"."""
+    found: dict[str, Moments] = {}
+    rows: Any = table.itertuples()
+    for row in rows:
+        arrays = from_bytes(row.mean, -1), from_bytes(row.products, len(row.mean) // 8, -1)
+        mean, products = (torch.from_numpy(array).to(device) for array in arrays)
+        found[row.point] = Moments(int(row.tokens), mean, products, int(row.features))
+    return found
+
+
+def _merged(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) -> pd.DataFrame:
+    """Returns the moments of two sets of tokens together."""
+    one, two = moments_in(mine), moments_in(theirs)
+    return table_of({point: one[point].merged(two[point]) for point in one})
+
+
+def table_of(moments: Mapping[str, Moments]) -> pd.DataFrame:
+    """Returns the table "moments", a row per point: the fields of `Moments`, arrays as bytes."""
+    rows = [(point, *vars(own).values()) for point, own in moments.items()]
+    table: Any = pd.DataFrame(rows, columns=["point", *Moments.__dataclass_fields__])
+    return table.assign(**{name: [*map(to_bytes, table[name])] for name in ("mean", "products")})
+
+
+MEANS: Rules = {"moments": _merged}
+
 
 _KINDS = {"tokens": "next token", "labels": "labels", "answers": "kl"}  # keys of result.LOSSES
 _WHOLE = (SAE, RANDOM)  # coders that read the activation; PCA and constants read `vectors_of`
@@ -123,17 +231,17 @@ class EvaluateSaes(Question):
 
     def plan(self, run: Experiment) -> Plan:
         """Yields the passes, and returns the tables of the result."""
-        sums = yield Pass("means", partial(_means, question=self), baselines.MEANS)
-        moments = baselines.moments_in(sums["moments"], run.model.cfg.device)
+        sums = yield Pass("means", partial(_means, question=self), MEANS)
+        moments = moments_in(sums["moments"], run.model.cfg.device)
         coders: dict[Key, Coder] = {}
         for point, sae in self.saes.items():
             coders[point, SAE] = sae
-            other, mean = baselines.shuffled(sae, self.seed), moments[point].mean
+            other, mean = shuffled(sae, self.seed), moments[point].mean
             if other is not None:
                 coders[point, RANDOM] = other
             coders[point, PCA] = moments[point].components()
             for name, value in ((ZERO, torch.zeros_like(mean)), (MEAN, mean)):
-                coders[point, name] = baselines.Components(value, value.new_zeros(len(value), 0))
+                coders[point, name] = Components(value, value.new_zeros(len(value), 0))
         effects = partial(_effects, question=self, coders=coders, moments=moments)
         own: Any = yield Pass("autoencoders", effects, _EFFECTS)
         features = own["features"][["point", "coder"]]
@@ -188,7 +296,7 @@ def _means(chunk: Chunk, question: EvaluateSaes) -> Tables:
 
     Raises ValueError, with the name of the point, if its activations hold NaN or Inf.
     """
-    seen: dict[str, baselines.Moments] = {}
+    seen: dict[str, Moments] = {}
 
     def add(x: Tensor, hook: Any, mask: Tensor | None) -> None:
         point, sae = hook.name, question.saes[hook.name]
@@ -196,7 +304,7 @@ def _means(chunk: Chunk, question: EvaluateSaes) -> Tables:
         acts = encoded(sae, prepared(sae, x, point), point)
         weight = weights_of(vectors, mask).flatten() > 0
         rows = vectors.flatten(0, -2)[weight]
-        own = baselines.Moments.of(rows, int(active(acts).flatten(0, -2)[weight].sum()))
+        own = Moments.of(rows, int(active(acts).flatten(0, -2)[weight].sum()))
         seen[point] = seen[point].merged(own) if point in seen else own
 
     for batch in chunk.batches():
@@ -208,14 +316,11 @@ def _means(chunk: Chunk, question: EvaluateSaes) -> Tables:
             raise ValueError(f"{point} holds NaN or Inf, so nothing can be measured there.")
     if not seen:  # no sample of the chunk could be decoded
         return {}
-    return {"moments": baselines.table_of({point: seen[point] for point in question.saes})}
+    return {"moments": table_of({point: seen[point] for point in question.saes})}
 
 
 def _effects(
-    chunk: Chunk,
-    question: EvaluateSaes,
-    coders: Mapping[Key, Coder],
-    moments: Mapping[str, baselines.Moments],
+    chunk: Chunk, question: EvaluateSaes, coders: dict[Key, Coder], moments: dict[str, Moments]
 ) -> Tables:
     """Runs the second pass: each coder's loss, and how well it reconstructs each token."""
     model, rows = chunk.model, {"clean": [], "samples": []}

@@ -9,14 +9,9 @@ import pandas as pd
 from crate_interp.core import checks
 from crate_interp.core.safe_text import notebook_view, table_in_html
 from crate_interp.probes.segmentation_probe import RESOLUTIONS, RULES
-from crate_interp.results.result import Result, as_text, by
-from crate_interp.segmentation.scores import (
-    WAYS,
-    WITHOUT_NETWORK,
-    head_table,
-    image_table,
-    score_table,
-)
+from crate_interp.results.result import Cells, Result, Table, as_text, by
+from crate_interp.segmentation import scores
+from crate_interp.segmentation.scores import WAYS, WITHOUT_NETWORK
 from crate_interp.stats.intervals import interval_words
 from crate_interp.stats.verdicts import BROKEN, KEPT, UNDECIDED, of_interval
 
@@ -37,9 +32,7 @@ CELL = {"other_image": "mask of another image", "random": "random order", "untra
 SHOWN, MEDIAN = 3, 2  # images in each of "best" and "worst"; images in "median"
 
 
-def merged_examples(
-    mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]
-) -> pd.DataFrame:
+def merged_examples(mine: Table, theirs: Table, meta: Mapping[str, Any]) -> Table:
     """Returns the best, median and worst among the examples of both results.
 
     Each example keeps the head and score of its own result. The median examples are two of the four
@@ -93,7 +86,11 @@ class SegmentResult(Result):
         "constants": by("sample"),
         "examples": merged_examples,
     }
-    DERIVED = {"scores": score_table, "heads": head_table, "images": image_table}
+    DERIVED = {
+        "scores": scores.score_table,
+        "heads": scores.head_table,
+        "images": scores.image_table,
+    }
 
     def layers(self, rule: str = "mass", resolution: str = "token") -> pd.DataFrame:
         """Returns the scores of one rule ("mass" or "top") and resolution ("token" or "pixel").
@@ -106,9 +103,7 @@ class SegmentResult(Result):
         rows = table[(table["rule"] == rule) & (table["resolution"] == resolution)]
         return rows.reset_index(drop=True)
 
-    def cells(
-        self, rule: str = "mass", resolution: str = "token"
-    ) -> tuple[list[str], list[list[str]]]:
+    def cells(self, rule: str = "mass", resolution: str = "token") -> Cells:
         """Returns header and rows as text: a row per layer, a column per way.
 
         A cell holds the value, then in brackets the chance levels that CELL names.

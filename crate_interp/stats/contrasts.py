@@ -12,6 +12,9 @@ from crate_interp.stats.bootstrap import CONFIDENCE, RESAMPLES, studentised
 
 PerLayer = Float[np.ndarray, "layer"]
 Networks = Float[np.ndarray, "network layer"]
+Samples = Shaped[np.ndarray, "layer"] | float
+Groups = Int[np.ndarray, "n"] | None  # the group of each sample; None: samples are independent
+Sums = Float[np.ndarray, "g c"]
 FEWEST = 10  # with fewer groups there is no interval
 # sums over samples are kept for so many groups; of more, every 64th are taken together
 MOST_GROUPS = 64
@@ -79,7 +82,7 @@ def contrast(
     value: PerLayer,
     spreads: Sequence[Spread],
     variance: PerLayer | float = 0.0,
-    samples: Shaped[np.ndarray, "layer"] | float = np.inf,
+    samples: Samples = np.inf,
 ) -> Difference:
     """Returns a difference of means over networks, with Welch's interval and p.
 
@@ -123,10 +126,7 @@ def contrast(
 
 
 def against_networks(
-    mean: PerLayer,
-    error: PerLayer,
-    networks: Networks,
-    samples: Shaped[np.ndarray, "layer"] | float = np.inf,
+    mean: PerLayer, error: PerLayer, networks: Networks, samples: Samples = np.inf
 ) -> Difference:
     """Returns one network's mean minus the mean of other networks, tested as by `contrast`.
 
@@ -147,9 +147,7 @@ def centre(values: Networks) -> PerLayer:
     return np.where((values == values[0]).all(axis=0), values[0], values.mean(axis=0))
 
 
-def by_group(
-    values: Shaped[np.ndarray, "n c"], groups: Int[np.ndarray, "n"] | None
-) -> Shaped[np.ndarray, "free c"]:
+def by_group(values: Shaped[np.ndarray, "n c"], groups: Groups) -> Shaped[np.ndarray, "free c"]:
     """Returns one value per group, in place of one per sample, for intervals and tests of the mean.
 
     Groups are independent, samples of a group are not. With m the mean over all N samples, S_g the
@@ -178,9 +176,7 @@ def by_group(
     return of_sums(total, n)
 
 
-def of_sums(
-    total: Float[np.ndarray, "g c"], n: Float[np.ndarray, "g c"]
-) -> Float[np.ndarray, "free c"]:
+def of_sums(total: Sums, n: Sums) -> Float[np.ndarray, "free c"]:
     """Returns the values of `by_group`, from the sum and the number of values of each group."""
     every = n.sum(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):  # of a column without values

@@ -5,21 +5,22 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Shaped
 
 from crate_interp.stats import bootstrap, contrasts
+from crate_interp.stats.contrasts import Difference, Groups
 
 SPLITS = 50
 _Z = NormalDist().inv_cdf((1 + bootstrap.CONFIDENCE) / 2)
 _HALVINGS = 60  # halving an interval of length 2 this often reaches the last bit of a double
-Ends = tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."]]
+Numbers = Float[np.ndarray, "..."]
+Ends = tuple[Numbers, Numbers]
+Values = Float[np.ndarray, "n c"]
+Column = Float[np.ndarray, "column"]
+Counts = int | Shaped[np.ndarray, "..."]
 
 
-def student_interval(
-    mean: Float[np.ndarray, "..."],
-    error: Float[np.ndarray, "..."],
-    n: int | Shaped[np.ndarray, "..."],
-) -> Ends:
+def student_interval(mean: Numbers, error: Numbers, n: Counts) -> Ends:
     """Returns the ends of the interval of means over n samples, `mean +- t error`.
 
     error: the standard error of the mean. t: the quantile of Student's t with n - 1 degrees of
@@ -62,9 +63,7 @@ def mean_interval(values: Shaped[np.ndarray, "n c"]) -> Ends:
     return contrasts.paired(values).ends
 
 
-def share_interval(
-    successes: int | Shaped[np.ndarray, "..."], n: int | Shaped[np.ndarray, "..."]
-) -> Ends:
+def share_interval(successes: Counts, n: Counts) -> Ends:
     """Returns the ends of the exact interval of a share, x successes of n; NaN for n = 0.
 
     The ends are in [0, 1]. The interval contains the true share in at least 95 % of cases, for
@@ -80,9 +79,7 @@ def share_interval(
     return np.where(x == 0, 0 * n, low), np.where(x == n, 1.0, high)
 
 
-def linearised_ratio(
-    above: Float[np.ndarray, "n c"], below: Float[np.ndarray, "n #c"]
-) -> Float[np.ndarray, "n c"]:
+def linearised_ratio(above: Values, below: Float[np.ndarray, "n #c"]) -> Values:
     """Returns one value per sample; the mean of the values is R = sum(above) / sum(below).
 
     The values are R + (above - R below) / mean(below), which is to first order the contribution of
@@ -95,7 +92,7 @@ def linearised_ratio(
     return ratio + (above - ratio * below) / share
 
 
-def paired_shares(values: Float[np.ndarray, "n c"]) -> contrasts.Difference:
+def paired_shares(values: Values) -> Difference:
     """Returns, for each column, the difference of two paired shares.
 
     A column holds 1, 0 or -1 for each of n samples, and its mean is the difference. Let b be the
@@ -120,7 +117,7 @@ def paired_shares(values: Float[np.ndarray, "n c"]) -> contrasts.Difference:
         ends.append(np.where(_within(more, less, n, np.full_like(middle, far)), far, inside))
     p = 2 * bdtr(np.minimum(more, less), (more + less).astype(int), 0.5)
     p = np.where(more + less > 0, np.minimum(p, 1.0), 1.0)
-    return contrasts.Difference(middle, blank, ends[0], ends[1], p)
+    return Difference(middle, blank, ends[0], ends[1], p)
 
 
 def _within(values: np.ndarray, less: np.ndarray, n: int, difference: np.ndarray) -> np.ndarray:
@@ -134,7 +131,7 @@ def _within(values: np.ndarray, less: np.ndarray, n: int, difference: np.ndarray
 
 
 def halves(
-    n: int, groups: Int[np.ndarray, "n"] | None = None, draws: int = SPLITS, seed: int = 0
+    n: int, groups: Groups = None, draws: int = SPLITS, seed: int = 0
 ) -> Bool[np.ndarray, "draw n"]:
     """Returns which of n samples are in the first half, in each of some random splits.
 
@@ -157,9 +154,7 @@ def halves(
     return np.stack([random.permutation(first) for _ in range(draws)])[:, member]
 
 
-def over_splits(
-    scores: Float[np.ndarray, "draw n c"], groups: Int[np.ndarray, "n"] | None = None
-) -> contrasts.Difference:
+def over_splits(scores: Float[np.ndarray, "draw n c"], groups: Groups = None) -> Difference:
     """Returns the mean over samples and splits of scores `[draw, n, column]`, with its interval.
 
     In each split a choice was made on one half of the samples and scored on the other. The number
@@ -220,9 +215,7 @@ def holm(p: np.ndarray) -> np.ndarray:
     return adjusted.reshape(np.shape(p))
 
 
-def max_t(
-    values: Float[np.ndarray, "sample column"], alone: Float[np.ndarray, "column"]
-) -> Float[np.ndarray, "column"]:
+def max_t(values: Float[np.ndarray, "sample column"], alone: Column) -> Column:
     """Returns p of "the mean is 0", two-sided and adjusted over all columns, from resamples.
 
     alone: each column's p by itself; the adjusted p is at least this. Columns are put in the order
@@ -235,11 +228,8 @@ def max_t(
     step-down maximum t; the factor and the least error* are ours.
     """
     columns = values.shape[1]
-    t, p, draws = (
-        np.full(columns, np.nan),
-        np.full(columns, np.nan),
-        np.zeros((bootstrap.RESAMPLES, columns)),
-    )
+    t, p = np.full((2, columns), np.nan)
+    draws = np.zeros((bootstrap.RESAMPLES, columns))
     for there, group in bootstrap.groups(values):
         n = int(there.sum())
         if n < 2:

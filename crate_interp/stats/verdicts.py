@@ -124,22 +124,15 @@ def decide(
     reasons = []
     for cell, word in enumerate(verdict):
         failed = [words for words, test in rivals.items() if test.kept[cell] > LEVEL]
-        if not inside[cell] or word == KEPT:
-            reason = ""
-        elif word == BROKEN:
-            reason = f"within its bounds, but worse than {next(iter(rivals), '')}"
-        elif not tests.kept[cell] <= LEVEL:
-            reason = ""
+        reason = f"not shown to be better than {' and '.join(failed)}"
+        if word == BROKEN:
+            reason = f"worse than {next(iter(rivals), '')}"
         elif not failed:
-            reason = (
-                "within its bounds, but this is not shown after the correction for the number of "
-                "layers"
-            )
+            reason = "this is not shown after the correction for the number of layers"
         elif not compared[cell]:
-            reason = "within its bounds, but random baselines were not measured on these samples"
-        else:
-            reason = f"within its bounds, but not shown to be better than {' and '.join(failed)}"
-        reasons.append(reason)
+            reason = "random baselines were not measured on these samples"
+        silent = word == KEPT or (word == UNDECIDED and not tests.kept[cell] <= LEVEL)
+        reasons.append(f"within its bounds, but {reason}" if inside[cell] and not silent else "")
     return {"p": np.minimum(np.minimum(kept, broken), 1.0), "verdict": verdict, "reason": reasons}
 
 

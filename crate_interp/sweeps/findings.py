@@ -20,6 +20,7 @@ from crate_interp.sweeps.layer_curves import baseline, curve, names, rows_of
 from crate_interp.sweeps.moments import errors
 
 if TYPE_CHECKING:
+    from crate_interp.sweeps.layer_curves import Results
     from crate_interp.sweeps.result import SweepResult
 
 OFFICIAL = "compression.official_rate"
@@ -111,14 +112,14 @@ def headline(result: "SweepResult") -> str:
     return " ".join([words, *_changes_in_words(result, ()), instead_of_u(result)]).rstrip()
 
 
-def sentences(result: "SweepResult", twins: Sequence["SweepResult"]) -> list[str]:
+def sentences(result: "SweepResult", twins: "Results") -> list[str]:
     """Returns the first sentences of a report: each rate, and its untrained copies beside it."""
     name = names(result)[0]
     without_rates = f"{statistic(result.meta, name).title}: {ends(result, twins, name)}."
     return _changes_in_words(result, twins) or [without_rates]
 
 
-def _changes_in_words(result: "SweepResult", twins: Sequence["SweepResult"]) -> list[str]:
+def _changes_in_words(result: "SweepResult", twins: "Results") -> list[str]:
     """Returns a sentence about each rate; the rates differ in the lengths of the tokens."""
     said = []
     for rate in _RATES:
@@ -199,10 +200,7 @@ def instead_of_u(result: "SweepResult") -> str:
         return ""
     shared = role != "query" and config["value_heads"] != config["n_heads"]
     each = "group of heads" if shared else "head"
-    return (
-        f"We chose the {role} map of each {each} as U_k, because this network ties none of its "
-        "maps."
-    )
+    return f"We chose the {role} map of each {each} as U_k, because this network ties no maps."
 
 
 def beginning(names: Sequence[str]) -> list[str]:
@@ -211,7 +209,7 @@ def beginning(names: Sequence[str]) -> list[str]:
     return [n for n in chosen if n != "attention.entropy" or "attention.support_cls" not in names]
 
 
-def ends(result: "SweepResult", twins: Sequence["SweepResult"], name: str) -> str:
+def ends(result: "SweepResult", twins: "Results", name: str) -> str:
     """Returns a statistic's values in the first and last layer, and those of untrained copies."""
     drawn, random = curve(result, name), baseline(twins, name)
     first, last, unit = drawn.layers[0], drawn.layers[-1], statistic(result.meta, name).unit
@@ -223,20 +221,16 @@ def ends(result: "SweepResult", twins: Sequence["SweepResult"], name: str) -> st
     return words + (f" ({unit})" if unit else "")
 
 
-def strip(
-    result: "SweepResult", twins: Sequence["SweepResult"], shuffled: Sequence["SweepResult"] = ()
-) -> list[Row]:
+def strip(result: "SweepResult", twins: "Results", shuffled: "Results" = ()) -> list[Row]:
     """Returns the rows of the strip: what the theory expects, and which layers agree with it.
 
     twins, shuffled: untrained copies, and networks with weights in random order. A number counts as
     above or below untrained networks only if this is shown for both kinds.
     """
-    measures: dict[str, Callable[[SweepResult], Change | None]] = {
-        f"{rate if of else f'R^c of {_frame(result)}'} falls at attention": partial(
-            at_attention, rate=rate
-        )
-        for of, rate in enumerate(_RATES)
-    }
+    measures: dict[str, Callable[[SweepResult], Change | None]] = {}
+    for rate in _RATES:
+        what = f"R^c of {_frame(result)}" if rate == "R^c" else rate
+        measures[f"{what} falls at attention"] = partial(at_attention, rate=rate)
     measures["Authors' R^c is lower than in the layer before"] = along_layers
     rows = []
     for words, measure in measures.items():
@@ -245,12 +239,10 @@ def strip(
             kinds = [[one for one in map(measure, kind) if one] for kind in (twins, shuffled)]
             rows.append(_falls(words, result, change, kinds))
     known = beginning(names(result)) if twins else []
-    return rows + [_beside_untrained(result, twins, shuffled, name) for name in known]
+    return rows + [_beside_untrained(result, (twins, shuffled), name) for name in known]
 
 
-def _falls(
-    words: str, result: "SweepResult", change: Change, kinds: Sequence[Sequence[Change]]
-) -> Row:
+def _falls(words: str, result: "SweepResult", change: Change, kinds: list[list[Change]]) -> Row:
     """Returns a row: whether a rate is shown to fall in each layer, and with random weights.
 
     A layer gets a ring if all networks of a kind change the same way.
@@ -270,30 +262,20 @@ def _falls(
     return _row(words, result, layers, said, -1, numbers, untrained)
 
 
-def _beside_untrained(
-    result: "SweepResult",
-    twins: Sequence["SweepResult"],
-    shuffled: Sequence["SweepResult"],
-    name: str,
-) -> Row:
+def _beside_untrained(result: "SweepResult", kinds: "Sequence[Results]", name: str) -> Row:
     """Returns a row: whether each layer's mean differs from those with random weights."""
     words, better = _BESIDE_UNTRAINED[name]
-    drawn, kinds = curve(result, name), [baseline(twins, name), baseline(shuffled, name)]
+    drawn, random = curve(result, name), [baseline(kind, name) for kind in kinds]
     error, n = errors(result, rows_of(result.layers(), name))
     if len(rows_of(result.table("weights"), name)):
         error = np.zeros(len(drawn.mean))
     # 1 or -1 for a layer whose mean is shown above or below one more network, else 0
-    found = np.stack(
-        [
-            signs(*against_networks(drawn.mean, error, random, n).ends)
-            for random in kinds
-            if random is not None
-        ]
-    )
+    tests = [against_networks(drawn.mean, error, one, n) for one in random if one is not None]
+    found = np.stack([signs(*test.ends) for test in tests])
     ways = np.where((found == found[0]).all(axis=0), found[0], 0)
     layers = dict(zip(drawn.layers.astype(int).tolist(), ways.tolist(), strict=True))
     said = {1: "above untrained", -1: "below untrained", 0: "not distinguishable from untrained"}
-    means = [drawn.mean, *(None if random is None else random.mean(axis=0) for random in kinds)]
+    means = [drawn.mean, *(None if one is None else one.mean(axis=0) for one in random)]
     numbers = ["" if mean is None else low_to_high(mean, "{:.3g}".format) for mean in means]
     return _row(words, result, layers, {**said, None: "not measured"}, better, numbers, {})
 

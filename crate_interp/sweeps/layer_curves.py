@@ -11,11 +11,13 @@ from jaxtyping import Float
 
 from crate_interp.core import checks, safe_text
 from crate_interp.probes import statistic
-from crate_interp.results.result import Result, as_text, model_name
+from crate_interp.results.result import Cells, Result, as_text, model_name
 from crate_interp.results.sample_ranges import counted
 
 if TYPE_CHECKING:
     from crate_interp.sweeps.result import SweepResult
+
+    Results = Sequence[SweepResult]
 
 # statistic of attention -> its value for even attention, given the number of keys and of tokens
 # before the patches
@@ -93,9 +95,7 @@ def _wide(rows: Any, values: str) -> np.ndarray:
     return rows.pivot(index="layer", columns="head", values=values).to_numpy(dtype=float)
 
 
-def baseline(
-    untrained: "Sequence[SweepResult] | None", statistic: str
-) -> Float[np.ndarray, "seed layer"] | None:
+def baseline(untrained: "Results | None", name: str) -> Float[np.ndarray, "seed layer"] | None:
     """Returns the mean of a statistic by layer for each untrained copy, or None.
 
     Raises ValueError if the copies differ in depth or lack the statistic.
@@ -104,12 +104,10 @@ def baseline(
         return None
     if isinstance(untrained, Result):
         raise ValueError("untrained is one result. Give a list: [result].")
-    return np.stack([_by_layer(one, statistic)["mean"].to_numpy(float) for one in untrained])
+    return np.stack([_by_layer(one, name)["mean"].to_numpy(float) for one in untrained])
 
 
-def chance(
-    results: Sequence["SweepResult"], statistic: str
-) -> tuple[str, Float[np.ndarray, "layer"]] | None:
+def chance(results: "Results", statistic: str) -> tuple[str, Float[np.ndarray, "layer"]] | None:
     """Returns the name and the values by layer of a statistic's chance level, or None.
 
     Returns None if the chance level is unknown or differs between the results.
@@ -159,9 +157,7 @@ def head_interval(
     return None if np.isnan(low).all() else (_wide(rows, "low"), _wide(rows, "high"))
 
 
-def summary(
-    result: "SweepResult", untrained: Sequence["SweepResult"]
-) -> tuple[list[str], list[list[str]]]:
+def summary(result: "SweepResult", untrained: "Results") -> Cells:
     """Returns the header and the rows of the summary, one row per layer.
 
     Each cell is the model's mean, with the untrained mean in brackets.
@@ -185,9 +181,7 @@ def columns(result: "SweepResult") -> list[tuple[str, str]]:
     return [(name, column) for column, name in shown.items()] or [(one, one) for one in known[:6]]
 
 
-def _cells(
-    result: "SweepResult", untrained: Sequence["SweepResult"], names: Sequence[str]
-) -> pd.DataFrame:
+def _cells(result: "SweepResult", untrained: "Results", names: Sequence[str]) -> pd.DataFrame:
     """Returns the mean of each statistic in each layer, with the untrained mean in brackets."""
     cells = {}
     for name in names:
@@ -200,7 +194,7 @@ def _cells(
     return pd.DataFrame(cells).sort_index().fillna("").T
 
 
-def heading(result: "SweepResult", untrained: Sequence["SweepResult"], data: str) -> str:
+def heading(result: "SweepResult", untrained: "Results", data: str) -> str:
     """Returns a line that says what was measured, on which data, and what the brackets hold."""
     of = f" of {safe_text.plain(data)}" if data else ""
     seen = max((twin.meta["n_samples"] for twin in untrained), default=0)
@@ -220,9 +214,7 @@ def legend(result: "SweepResult") -> str:
     return "\n".join(lines) + "\n"
 
 
-def numbers(
-    result: "SweepResult", untrained: Sequence["SweepResult"]
-) -> tuple[list[str], list[list[str]]]:
+def numbers(result: "SweepResult", untrained: "Results") -> Cells:
     """Returns the header and a row for every statistic, with a column per layer.
 
     Each cell is the model's mean, with the untrained mean in brackets.
@@ -262,13 +254,10 @@ KINDS = {
     "possible, so its R is the highest. It has no structure. Tokens that fill few directions (see "
     "the probe ranks) have a lower R and a lower R^c.",
 }
-IN_BRACKETS = (
-    "Brackets say in how many samples the model is better, that is, has a lower R^c, or a higher "
-    "R - R^c."
-)
+IN_BRACKETS = "In brackets: samples in which the model is better (lower R^c, or higher R - R^c)."
 
 
-def controls_table(result: Result, name: str) -> tuple[list[str], list[list[str]]]:
+def controls_table(result: Result, name: str) -> Cells:
     """Returns the header and rows for "probe.statistic": a row per layer, with model and controls.
 
     The columns are grouped by the number of samples. In each group, a column of the model's means
@@ -292,8 +281,6 @@ def controls_table(result: Result, name: str) -> tuple[list[str], list[list[str]
 
 def _control(row: Any) -> str:
     """Returns the mean under a control, and in how many samples the model is better."""
-    if not hasattr(row, "lower"):  # older saved results lack this number
-        return f"{row.control_mean:.4g}"
     # for R - R^c, better means higher; for other statistics, it means lower
     better = row.n - row.lower if row.statistic.startswith("reduction") else row.lower
     return f"{row.control_mean:.4g} ({better}/{row.n})"

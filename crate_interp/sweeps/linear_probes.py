@@ -30,6 +30,7 @@ from crate_interp.sweeps.result import LinearProbeResult
 from crate_interp.sweeps.store_reading import Replay, input_digests, opened
 from crate_interp.sweeps.sweep_tables import Tally, tables_of
 
+Chosen = Bool[np.ndarray, "sample"]  # samples
 POOLS = ("cls", "mean", "last")
 _ROWS = 256  # rows of features that are converted to float64 at once
 
@@ -211,7 +212,7 @@ def input_features(
 
 
 def _by_layer(
-    table: pd.DataFrame, n_layers: int, width: int, first: Bool[np.ndarray, "sample"]
+    table: pd.DataFrame, n_layers: int, width: int, first: Chosen
 ) -> list[Float[np.ndarray, "sample d_model"]]:
     """Returns the features of each layer from the table "features", then those of the input.
 
@@ -297,9 +298,7 @@ def _together(samples: Any, pairs: Int[np.ndarray, "n 2"] | None) -> Int[np.ndar
     return connected_components(links, directed=False)[1][equal]
 
 
-def _split(
-    classes: np.ndarray, groups: np.ndarray, test: float, seed: int
-) -> Bool[np.ndarray, "sample"]:
+def _split(classes: np.ndarray, groups: np.ndarray, test: float, seed: int) -> Chosen:
     """Returns which samples are in the training part; equal samples, a group, are on one side."""
     from sklearn.model_selection import StratifiedGroupKFold
 
@@ -323,7 +322,7 @@ def _check_least(least: int, folds: int) -> None:
 
 def _right(
     features: Float[np.ndarray, "sample d_model"],
-    train: Bool[np.ndarray, "sample"],
+    train: Chosen,
     answers: Sequence[Int[np.ndarray, "sample"]],
 ) -> list[Bool[np.ndarray, "held"]]:
     """Fits a classifier for each array in `answers`; returns which held-out samples it names right.

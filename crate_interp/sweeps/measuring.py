@@ -281,9 +281,7 @@ def _changes(probe: Probe, same_block: bool, before: Acts, after: Acts) -> bool:
     return any(after.get(point) is not before.get(point) for point in points)
 
 
-def _add(
-    numbers: Numbers, probes: Sequence[Probe], block: Any, layer: int, shared: LayerActs
-) -> None:
+def _add(numbers: Numbers, probes: list[Probe], block: Any, layer: int, shared: LayerActs) -> None:
     """Appends each probe's numbers for a layer to this probe's numbers for earlier samples."""
     for probe in probes:
         for name, value in on_activations(probe, block, shared).items():

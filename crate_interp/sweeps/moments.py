@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from crate_interp.results.result import Merge, Result
+from crate_interp.results.result import Merge, Result, Table
 from crate_interp.stats.contrasts import mean_error, of_sums
 
 STATISTIC = ["probe", "statistic", "layer"]
@@ -26,21 +26,14 @@ def both_moments(mine: Moments, theirs: Moments) -> Moments:
     return n, mine[1] + step * (theirs[0] / n), squares
 
 
-def merged_moments(
-    mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]
-) -> pd.DataFrame:
+def merged_moments(mine: Table, theirs: Table, meta: Mapping[str, Any]) -> Table:
     """Returns the moments of both sets of samples together."""
     keys = [*STATISTIC, "head", *(["group"] if "group" in mine else [])]
     both: Any = mine.merge(theirs, on=keys, how="outer", suffixes=("", "_other"), sort=False)
     both = both.fillna({name: 0 for name in both if name not in keys})
-    n, mean, squares = both_moments(
-        *([both[f"{name}{side}"] for name in ("n", "mean", "squares")] for side in ("", "_other"))
-    )
+    names, ends = ("n", "mean", "squares"), ("", "_other")
+    n, mean, squares = both_moments(*([both[f"{name}{end}"] for name in names] for end in ends))
     merged = both[keys].assign(n=n.astype("int64"), mean=mean, squares=squares)
-    # drops a mean over heads that only one result has, as it covers only that result's samples
-    statistic = [key for key in keys if key != "head"]
-    whole = merged.groupby(statistic)["n"].transform("max") == merged["n"]
-    merged = merged[whole | (merged["head"] != TOGETHER)]
     order = pd.concat([mine[keys], theirs[keys]]).drop_duplicates()
     return order.merge(merged, on=keys).reset_index(drop=True)
 

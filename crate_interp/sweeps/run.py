@@ -30,6 +30,7 @@ from crate_interp.questions.provenance import model_meta, probes_meta
 from crate_interp.questions.untrained_twins import twin
 from crate_interp.stats.contrasts import MOST_GROUPS
 from crate_interp.sweeps import measuring
+from crate_interp.sweeps.measuring import Reported
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.store_reading import Replay, opened, readable
 from crate_interp.sweeps.sweep_tables import Numbers, Tally, merged_controls, no_controls, tables_of
@@ -209,9 +210,7 @@ def fitting(probes: Probes, model: HookedModel | DecoderView, blocks: str) -> li
     return chosen
 
 
-def check_masks(
-    probes: list[Probe], samples: Samples | Stream | None, skip_bad: bool = False
-) -> None:
+def check_masks(probes: list[Probe], samples: object, skip_bad: bool = False) -> None:
     """Raises ValueError if a probe needs masks and there are none, or the first is unreadable.
 
     skip_bad: whether a first mask that cannot be decoded is allowed.
@@ -267,9 +266,7 @@ def probe(cache: CrateCache, probes: Probes = None) -> SweepResult:
     return SweepResult(tables_of(tally, None, len(model.blocks)), meta)
 
 
-def _numbers(
-    cache: CrateCache, probes: list[Probe], first: int, reported: dict[Any, set[str]]
-) -> Numbers:
+def _numbers(cache: CrateCache, probes: list[Probe], first: int, reported: Reported) -> Numbers:
     """Returns the numbers of a cache without padding, whose first sample has the number `first`."""
     layers: Any = cache.model.blocks
     numbers: Numbers = {}
@@ -295,9 +292,6 @@ def _check(cache: CrateCache, probes: list[Probe]) -> None:
     patterns = [shape[-2:] for name, shape in shapes.items() if name.endswith("attn.hook_pattern")]
     streams = {shape[1] for name, shape in shapes.items() if "hook_resid_" in name}
     fixed = cache.model.cfg.kind == "vision" and not cache.model.cfg.interpolate_pos
-    if (
-        any(query != key for query, key in patterns)
-        or len(streams) > 1
-        or (fixed and streams - {cache.model.cfg.n_ctx})
-    ):
+    cut = any(query != key for query, key in patterns) or len(streams) > 1
+    if cut or (fixed and streams - {cache.model.cfg.n_ctx}):
         raise ValueError("the cache holds some of the tokens only: cache without pos_slice.")

@@ -127,9 +127,7 @@ class Store(Question):
         return (yield Pass(_STAGE, measure, rules, intact=check, apart=True))
 
 
-def _tried(
-    model: HookedModel, samples: Samples, names: Sequence[str]
-) -> tuple[Shapes, dict[str, Any]]:
+def _tried(model: HookedModel, samples: Samples, names: list[str]) -> tuple[Shapes, dict[str, Any]]:
     """Returns each point's shape for the first sample, and options with which all points fire.
 
     A forward through the layers is enough for most points; later points need the full forward.

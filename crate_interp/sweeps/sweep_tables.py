@@ -14,7 +14,7 @@ from torch import Tensor
 
 from crate_interp.core.device_waits import fetched
 from crate_interp.probes import Probe
-from crate_interp.results.result import Result
+from crate_interp.results.result import Result, Table
 from crate_interp.sweeps.moments import STATISTIC, TOGETHER, Moments, both_moments, moments_of
 
 Key = tuple[str, str, int]  # probe, statistic, layer
@@ -75,9 +75,8 @@ class Tally:
 
     def _add_heads(self, key: Key, values: np.ndarray, first: int, partial: bool) -> None:
         """Adds the `[batch, head]` values of the samples from place `first` on."""
-        groups = np.zeros(len(values), dtype=int)
-        if self.groups is not None:
-            groups = self.groups[first : first + len(values)]
+        every = np.zeros(self.n, dtype=int) if self.groups is None else self.groups
+        groups = every[first : first + len(values)]
         if partial:
             complete = ~np.isnan(values).any(axis=1)
             values, groups = values[complete], groups[complete]
@@ -117,11 +116,9 @@ def no_controls() -> pd.DataFrame:
 def tables_of(tally: Tally, labels: list[Any] | None, n_layers: int) -> dict[str, Any]:
     """Returns the stored tables of the measured numbers; the table of controls is empty."""
     moments = [
-        (*key, head, n, mean, square, group)
+        (*key, TOGETHER if head == len(means) - 1 else head, n, mean, square, group)
         for (key, group), (n, means, squares) in tally.heads.items()
-        for head, mean, square in zip(
-            [*range(len(means) - 1), TOGETHER], means, squares, strict=True
-        )
+        for head, (mean, square) in enumerate(zip(means, squares, strict=True))
     ]
     columns = [*STATISTIC, "head", "n", "mean", "squares", "group"]
     by_group: Any = pd.DataFrame(moments, columns=columns)
@@ -130,13 +127,12 @@ def tables_of(tally: Tally, labels: list[Any] | None, n_layers: int) -> dict[str
         for key, values in tally.weights.items()
         for head, value in (enumerate(values) if values.ndim else [(None, values)])
     ]
+    of_weights = pd.DataFrame(weights, columns=[*STATISTIC, "head", "value"])
     return {
         "samples": _sample_table(tally, labels, n_layers),
         "head_samples": _head_sample_table(tally),
         "moments": by_group if tally.groups is not None else by_group.drop(columns="group"),
-        "weights": pd.DataFrame(weights, columns=[*STATISTIC, "head", "value"]).astype(
-            {"head": "Int64"}
-        ),
+        "weights": of_weights.astype({"head": "Int64"}),
         "controls": no_controls(),
     }
 
@@ -210,7 +206,7 @@ def heads(result: Result) -> pd.DataFrame:
 def mean_of_heads(result: Result) -> pd.DataFrame:
     """Returns mean, std and n of each sample's mean over heads, for each statistic and layer.
 
-    std is NaN for weights, and in results that were saved without it.
+    std is NaN for weights.
     """
     both: Any = result.table("heads").groupby(STATISTIC, sort=False, as_index=False)
     means = both.agg(mean=("mean", "mean"), n=("n", "first"))
@@ -228,19 +224,12 @@ def _in_order(table: pd.DataFrame) -> pd.DataFrame:
     return placed.sort_values(keys, ignore_index=True).drop(columns="place")
 
 
-def merged_controls(
-    mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]
-) -> pd.DataFrame:
+def merged_controls(mine: Table, theirs: Table, meta: Mapping[str, Any]) -> Table:
     """Returns the means over the controlled samples of both tables."""
     if not len(mine) or not len(theirs):
         return mine if len(mine) else theirs
     both: Any = pd.concat([mine, theirs], ignore_index=True)
-    for name in ("control_mean", "model_mean"):
-        both[name] = both[name].astype(float) * both["n"].astype(float)
-    keys = CONTROLS[:4]
-    # older saved results do not say in how many samples the model is lower
-    counted = [name for name in CONTROLS[4:] if name in mine and name in theirs]
-    total: Any = both.groupby(keys, sort=False, as_index=False)[counted].sum()
-    for name in ("control_mean", "model_mean"):
-        total[name] = total[name] / total["n"]
-    return total
+    means = ["control_mean", "model_mean"]
+    both[means] = both[means].astype(float).mul(both["n"].astype(float), axis=0)
+    total: Any = both.groupby(CONTROLS[:4], sort=False, as_index=False)[CONTROLS[4:]].sum()
+    return total.assign(**{name: total[name] / total["n"] for name in means})

@@ -24,7 +24,6 @@ FILE = Path(__file__).parent / "data" / "rules.csv"
 SUPPORTED, REFUTED, DEPENDS, UNDECIDED = "supported", "not supported", "depends", "undecided"
 ANSWERS = (SUPPORTED, REFUTED, DEPENDS, UNDECIDED)
 TESTS, OVER = ("above", "below", "within"), ("", "all", "settings")
-ABOUT = ("white box", "other")
 FEW = 4  # settings that are looked at one by one; of more it counts how many say yes
 
 Interval = tuple[float, float]

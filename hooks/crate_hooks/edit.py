@@ -14,17 +14,16 @@ When its hook is called, an edit raises ValueError, with the name of the point, 
 lacks the axis, or if the axis is too short for one of the numbers.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from crate_hooks import edit_arguments as arguments
-from crate_hooks.edit_arguments import Chosen, Edit, at, described, edited
+from crate_hooks.reading import HEADS_FIRST, position_axis
 from crate_hooks.threads import owner_of
 
 __all__ = [
@@ -32,27 +31,35 @@ __all__ = [
     "resample", "scale", "sparse_step", "steer", "threshold", "zero",
 ]  # fmt: skip
 
+Edit = Callable[[Tensor, Any], Tensor]
+Chosen = int | Collection[int] | Tensor | None  # which heads, atoms or positions; None for all
+Subspace = Float[Tensor, "*head d_model width"]
 
-def zero(*, heads: Chosen = None, atoms: Chosen = None, positions: Chosen = None) -> Edit:
+
+class Where(TypedDict, total=False):
+    """The part of a tensor that an edit changes; all of it if none is named."""
+
+    heads: Chosen
+    atoms: Chosen
+    positions: Chosen
+
+
+def zero(**where: Unpack[Where]) -> Edit:
     """Returns an edit that sets heads, atoms or positions to 0.
 
     At attn.hook_z this removes a head, as zeroing its rows of W_O does. At mlp.hook_post it removes
     an atom.
 
     Args:
-        heads: The numbers of the heads, None for all.
-        atoms: The numbers of the atoms, None for all.
-        positions: The tokens, None for all.
+        where: `heads`, `atoms`, `positions`: numbers of the part to change, None for all.
 
     Raises:
         ValueError: If a selection is not of whole numbers.
     """
-    return edited(lambda tensor, hook: torch.zeros_like(tensor), heads, atoms, positions)
+    return _edited(lambda tensor, hook: torch.zeros_like(tensor), **where)
 
 
-def mean(
-    source: Tensor, *, heads: Chosen = None, atoms: Chosen = None, positions: Chosen = None
-) -> Edit:
+def mean(source: Tensor, **where: Unpack[Where]) -> Edit:
     """Returns an edit that replaces a part by its mean over the samples of another run.
 
     This removes the differences between samples from the part.
@@ -60,27 +67,18 @@ def mean(
     Args:
         source: The activations at the same point in that run, batch first; each position has a
             separate mean.
-        heads: The numbers of the heads, None for all.
-        atoms: The numbers of the atoms, None for all.
-        positions: The tokens, None for all.
+        where: `heads`, `atoms`, `positions`: numbers of the part to change, None for all.
 
     Raises:
         ValueError: If the source is not a tensor with the batch first, or if a selection is not of
             whole numbers.
     """
-    arguments.require_source(source)
+    _require_source(source)
     average = source.detach().mean(dim=0, keepdim=True)
-    return edited(lambda tensor, hook: _like(average, tensor, hook), heads, atoms, positions)
+    return _edited(lambda tensor, hook: _like(average, tensor, hook), **where)
 
 
-def resample(
-    source: Tensor,
-    *,
-    seed: int = 0,
-    heads: Chosen = None,
-    atoms: Chosen = None,
-    positions: Chosen = None,
-) -> Edit:
+def resample(source: Tensor, *, seed: int = 0, **where: Unpack[Where]) -> Edit:
     """Returns an edit that replaces a part by the activations of another sample.
 
     One sample of the source is drawn for each sample of a batch; the same seed gives the same draw.
@@ -90,18 +88,16 @@ def resample(
     Args:
         source: The activations at the same point for samples that represent the data, batch first.
         seed: The same seed gives the same draw.
-        heads: The numbers of the heads, None for all.
-        atoms: The numbers of the atoms, None for all.
-        positions: The tokens, None for all.
+        where: `heads`, `atoms`, `positions`: numbers of the part to change, None for all.
 
     Raises:
         ValueError: If the source has fewer than two samples, or if the seed or a selection is not
             of whole numbers.
     """
-    arguments.require_source(source)
+    _require_source(source)
     if len(source) < 2:
         raise ValueError("source has one sample, so no other can be drawn: give several samples.")
-    arguments.require_seed(seed)
+    _require_seed(seed)
 
     def value(tensor: Tensor, hook: Any) -> Tensor:
         count, batch = len(source), len(tensor)
@@ -115,55 +111,40 @@ def resample(
             drawn = torch.randint(count, (batch,), generator=generator)
         return _like(source[drawn.to(source.device)], tensor, hook)
 
-    return edited(value, heads, atoms, positions)
+    return _edited(value, **where)
 
 
-def patch(
-    source: Tensor, *, heads: Chosen = None, atoms: Chosen = None, positions: Chosen = None
-) -> Edit:
+def patch(source: Tensor, **where: Unpack[Where]) -> Edit:
     """Returns an edit that replaces a part by the activations of another run.
 
     Args:
         source: The activations at the same point in that run: one sample for each sample of the
             batch, or one sample for all.
-        heads: The numbers of the heads, None for all.
-        atoms: The numbers of the atoms, None for all.
-        positions: The tokens, None for all.
+        where: `heads`, `atoms`, `positions`: numbers of the part to change, None for all.
 
     Raises:
         ValueError: If the source is not a tensor with the batch first, or if a selection is not of
             whole numbers.
     """
-    arguments.require_source(source)
-    return edited(lambda tensor, hook: _like(source, tensor, hook), heads, atoms, positions)
+    _require_source(source)
+    return _edited(lambda tensor, hook: _like(source, tensor, hook), **where)
 
 
-def scale(
-    factor: float, *, heads: Chosen = None, atoms: Chosen = None, positions: Chosen = None
-) -> Edit:
+def scale(factor: float, **where: Unpack[Where]) -> Edit:
     """Returns an edit that multiplies a part by a number.
 
     Args:
         factor: The number.
-        heads: The numbers of the heads, None for all.
-        atoms: The numbers of the atoms, None for all.
-        positions: The tokens, None for all.
+        where: `heads`, `atoms`, `positions`: numbers of the part to change, None for all.
 
     Raises:
         ValueError: If the factor is not finite, or if a selection is not of whole numbers.
     """
-    arguments.require_number("factor", factor)
-    return edited(lambda tensor, hook: tensor * factor, heads, atoms, positions)
+    _require_number("factor", factor)
+    return _edited(lambda tensor, hook: tensor * factor, **where)
 
 
-def clamp(
-    low: float | None = None,
-    high: float | None = None,
-    *,
-    heads: Chosen = None,
-    atoms: Chosen = None,
-    positions: Chosen = None,
-) -> Edit:
+def clamp(low: float | None = None, high: float | None = None, **where: Unpack[Where]) -> Edit:
     """Returns an edit that replaces values below `low` by `low`, and above `high` by `high`.
 
     low = high sets a value.
@@ -171,9 +152,7 @@ def clamp(
     Args:
         low: The least value, or None.
         high: The largest value, or None.
-        heads: The numbers of the heads, None for all.
-        atoms: The numbers of the atoms, None for all.
-        positions: The tokens, None for all.
+        where: `heads`, `atoms`, `positions`: numbers of the part to change, None for all.
 
     Raises:
         ValueError: If neither bound is given, if a bound is not finite, if low is above high, or if
@@ -181,10 +160,10 @@ def clamp(
     """
     for name, bound in (("low", low), ("high", high)):
         if bound is not None:
-            arguments.require_number(name, bound)
+            _require_number(name, bound)
     if (low is None and high is None) or (low is not None and high is not None and low > high):
         raise ValueError(f"low={low!r}, high={high!r}: give one or both, with low <= high.")
-    return edited(lambda tensor, hook: tensor.clamp(low, high), heads, atoms, positions)
+    return _edited(lambda tensor, hook: tensor.clamp(low, high), **where)
 
 
 def threshold(by: float, *, atoms: Chosen = None, positions: Chosen = None) -> Edit:
@@ -201,41 +180,32 @@ def threshold(by: float, *, atoms: Chosen = None, positions: Chosen = None) -> E
     Raises:
         ValueError: If `by` is negative or not finite, or if a selection is not of whole numbers.
     """
-    arguments.require_number("by", by)
+    _require_number("by", by)
     if by < 0:
         raise ValueError(f"by={by}: a threshold must not be negative, give a number of at least 0.")
-    return edited(lambda tensor, hook: (tensor - by).relu(), None, atoms, positions)
+    return _edited(lambda tensor, hook: (tensor - by).relu(), atoms=atoms, positions=positions)
 
 
-def noise(
-    std: float,
-    *,
-    seed: int = 0,
-    heads: Chosen = None,
-    atoms: Chosen = None,
-    positions: Chosen = None,
-) -> Edit:
+def noise(std: float, *, seed: int = 0, **where: Unpack[Where]) -> Edit:
     """Returns an edit that adds Gaussian noise of standard deviation `std` to a part.
 
     Args:
         std: The standard deviation.
         seed: The same seed and shape give the same noise on every device.
-        heads: The numbers of the heads, None for all.
-        atoms: The numbers of the atoms, None for all.
-        positions: The tokens, None for all.
+        where: `heads`, `atoms`, `positions`: numbers of the part to change, None for all.
 
     Raises:
         ValueError: If std is not finite, or if the seed or a selection is not of whole numbers.
     """
-    arguments.require_number("std", std)
-    arguments.require_seed(seed)
+    _require_number("std", std)
+    _require_seed(seed)
 
     def value(tensor: Tensor, hook: Any) -> Tensor:
         generator = torch.Generator().manual_seed(int(seed))
         drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
         return tensor + std * drawn.to(tensor)
 
-    return edited(value, heads, atoms, positions)
+    return _edited(value, **where)
 
 
 def steer(
@@ -260,11 +230,11 @@ def steer(
         ValueError: If the direction is not a finite vector or, with `unit`, is zero, if strength is
             not finite, or if the positions are not whole numbers.
     """
-    arguments.require_number("strength", strength)
+    _require_number("strength", strength)
     right = isinstance(direction, Tensor) and direction.ndim == 1 and direction.is_floating_point()
-    if not right or not arguments.is_finite(direction):
+    if not right or not direction.isfinite().all():
         raise ValueError(
-            f"direction is {described(direction)}: give finite floats [d_model], such as "
+            f"direction is {_described(direction)}: give finite floats [d_model], such as "
             "model.blocks[0].mlp.D[:, 0]."
         )
     length = torch.linalg.vector_norm(direction.detach())
@@ -273,18 +243,13 @@ def steer(
     step = direction / length * strength if unit else direction * strength
 
     def value(tensor: Tensor, hook: Any) -> Tensor:
-        arguments.require_width(tensor, hook, len(step), "direction")
+        _require_width(tensor, hook, len(step), "direction")
         return tensor + step.to(tensor)
 
-    return edited(value, None, None, positions)
+    return _edited(value, positions=positions)
 
 
-def project_out(
-    subspace: Float[Tensor, "*head d_model width"],
-    *,
-    orthonormal: bool = True,
-    positions: Chosen = None,
-) -> Edit:
+def project_out(subspace: Subspace, *, orthonormal: bool = True, positions: Chosen = None) -> Edit:
     """Returns an edit that removes a subspace from each token, `x - Q Q^T x`.
 
     Q is an orthonormal basis of the span of `subspace`: `[d_model, width]` such as `attn.U[k]`, or
@@ -308,15 +273,10 @@ def project_out(
             the positions are not whole numbers.
     """
     onto = _projection(subspace, orthonormal)
-    return edited(lambda tensor, hook: tensor - onto(tensor, hook), None, None, positions)
+    return _edited(lambda tensor, hook: tensor - onto(tensor, hook), positions=positions)
 
 
-def project_onto(
-    subspace: Float[Tensor, "*head d_model width"],
-    *,
-    orthonormal: bool = True,
-    positions: Chosen = None,
-) -> Edit:
+def project_onto(subspace: Subspace, *, orthonormal: bool = True, positions: Chosen = None) -> Edit:
     """Returns an edit that keeps only a subspace of each token, `Q Q^T x`.
 
     Args:
@@ -327,7 +287,7 @@ def project_onto(
     Raises:
         ValueError: In the same cases as `project_out`.
     """
-    return edited(_projection(subspace, orthonormal), None, None, positions)
+    return _edited(_projection(subspace, orthonormal), positions=positions)
 
 
 def compose(*edits: Edit) -> Edit:
@@ -379,7 +339,7 @@ def sparse_step(
     if not wanted:
         raise ValueError("sparse_step changes nothing: give lambd=NUMBER, eta=NUMBER, or both.")
     for name, value in wanted.items():
-        arguments.require_number(name, value)
+        _require_number(name, value)
         if value < 0:
             raise ValueError(f"{name}={value}: give a number of at least 0.")
         if not isinstance(getattr(step, name, None), Real):
@@ -427,32 +387,30 @@ def _like(source: Tensor, tensor: Tensor, hook: Any) -> Tensor:
     same = source.ndim == tensor.ndim and source.shape[1:] == tensor.shape[1:]
     if not same or len(source) not in (1, len(tensor)):
         raise ValueError(
-            f"the source is {list(source.shape)}, but {at(hook)} is {list(tensor.shape)}: give the "
+            f"the source is {list(source.shape)}, but {_at(hook)} is {list(tensor.shape)}: give "
             "activations of this point in a run of the same shape, or of one sample."
         )
     return source.to(tensor).expand_as(tensor).clone()  # a hook after this one may write into it
 
 
-def _projection(subspace: Float[Tensor, "*head d_model width"], orthonormal: bool) -> Edit:
+def _projection(subspace: Subspace, orthonormal: bool) -> Edit:
     """Returns the edit that projects onto a subspace, `Q Q^T x`."""
     basis = _basis(subspace, orthonormal)
 
     def projected(tensor: Tensor, hook: Any) -> Tensor:
-        arguments.require_width(tensor, hook, len(basis), "subspace")
+        _require_width(tensor, hook, len(basis), "subspace")
         q = basis.to(tensor)
         return (tensor @ q) @ q.T
 
     return projected
 
 
-def _basis(
-    subspace: Float[Tensor, "*head d_model width"], orthonormal: bool
-) -> Float[Tensor, "d_model rank"]:
+def _basis(subspace: Subspace, orthonormal: bool) -> Float[Tensor, "d_model rank"]:
     """Returns an orthonormal basis of the subspace or, if not `orthonormal`, the stored columns."""
     right = isinstance(subspace, Tensor) and subspace.ndim in (2, 3) and 0 not in subspace.shape
-    if not right or not arguments.is_finite(subspace) or not subspace.is_floating_point():
+    if not right or not subspace.isfinite().all() or not subspace.is_floating_point():
         raise ValueError(
-            f"subspace is {described(subspace)}: give finite floats [d_model, width], such as "
+            f"subspace is {_described(subspace)}: give finite floats [d_model, width], such as "
             "model.blocks[0].attn.U[2], or [head, d_model, width]."
         )
     columns = subspace.detach()
@@ -466,3 +424,100 @@ def _basis(
     if not rank:
         raise ValueError("subspace is zero: give a nonzero subspace.")
     return left[:, :rank].to(columns.dtype)
+
+
+def _edited(
+    value: Edit, *, heads: Chosen = None, atoms: Chosen = None, positions: Chosen = None
+) -> Edit:
+    """Returns an edit that writes `value(tensor, hook)` into the chosen part only."""
+    chosen = {"heads": heads, "atoms": atoms, "positions": positions}
+    wanted = {name: _numbers(name, which) for name, which in chosen.items() if which is not None}
+
+    def run(tensor: Tensor, hook: Any = None) -> Tensor:
+        new = value(tensor, hook)
+        if not wanted:
+            return new
+        mask = torch.ones((), dtype=torch.bool, device=tensor.device)
+        for name, numbers in wanted.items():
+            axis = _axis(name, tensor, hook)
+            count = tensor.shape[axis]
+            wrong = [number for number in numbers if not -count <= number < count]
+            if wrong:
+                raise ValueError(f"{name}={wrong[0]}: {_at(hook)} has {name} 0 to {count - 1}.")
+            on = torch.zeros(count, dtype=torch.bool, device=tensor.device)
+            on[list(numbers)] = True
+            mask = mask & on.view(-1, *[1] * (tensor.ndim - 1 - axis))
+        return torch.where(mask, new, tensor)
+
+    return run
+
+
+def _axis(name: str, tensor: Tensor, hook: Any) -> int:
+    """Returns which axis of the tensor at a point holds the heads, atoms or positions."""
+    point = str(getattr(hook, "name", ""))
+    first, place = point.endswith(HEADS_FIRST), position_axis(point)
+    if name == "heads" and (first or tensor.ndim == 4):
+        return 1 if first else 2
+    if name == "atoms" and tensor.ndim == 3 and not first:
+        return 2
+    if name == "positions" and tensor.ndim in (3, 4) and place is not None:
+        return place
+    axes = {"heads": "head, ...", "atoms": "atom", "positions": "..."}[name]
+    said = f"{_at(hook)} is {list(tensor.shape)} and has no {name}"
+    raise ValueError(f"{said}: give a point with axes [batch, pos, {axes}].")
+
+
+def _numbers(name: str, which: Chosen) -> list[int]:
+    """Returns a number or several numbers as a list."""
+    values: Any = getattr(which, "tolist", lambda: which)()  # for a tensor or an array
+    values = [values] if isinstance(values, Integral) else values
+    integers = isinstance(values, (list, tuple, range, set)) and all(
+        isinstance(value, Integral) and not isinstance(value, bool) for value in values
+    )
+    if not integers or not values:
+        raise ValueError(f"{name}={which!r}: give a whole number, a list of them, or None for all.")
+    return [int(value) for value in values]
+
+
+def _require_width(tensor: Tensor, hook: object, width: int, what: str) -> None:
+    """Raises ValueError unless the last axis of a tensor at a point is `width` long.
+
+    what: the name of the argument of this width, for the error.
+    """
+    if tensor.shape[-1] != width:
+        raise ValueError(
+            f"{_at(hook)} is {list(tensor.shape)}, but the {what} has {width} dimensions: put the "
+            "edit on a point whose last axis is d_model."
+        )
+
+
+def _require_source(source: Tensor) -> None:
+    """Raises ValueError unless the source of an edit is a tensor with at least one sample."""
+    if not isinstance(source, Tensor) or source.ndim < 2 or not len(source):
+        raise ValueError(
+            f"source is {_described(source)}: give the activations at the point in another run, "
+            "such as cache[...], with the batch first."
+        )
+
+
+def _require_number(name: str, value: float) -> None:
+    """Raises ValueError, with the argument's `name`, unless `value` is a finite number."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not -1e38 < float(value) < 1e38:
+        raise ValueError(f"{name}={value!r}: give a finite number.")
+
+
+def _require_seed(seed: int) -> None:
+    """Raises ValueError unless the seed is an integer."""
+    if not isinstance(seed, Integral):
+        raise ValueError(f"seed={seed!r}: give a whole number.")
+
+
+def _at(hook: object) -> str:
+    """Returns the name of a point for an error."""
+    name = getattr(hook, "name", None)
+    return f"the tensor at {name!r}" if name else "the tensor"
+
+
+def _described(value: object) -> str:
+    """Returns a description of a wrong argument for an error: its shape, or its type."""
+    return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -20,7 +20,7 @@ import torch
 
 import crate_interp as ci
 import foreign
-from crate_interp.bridge.hooked_to_bridge import build
+from crate_interp.bridge.adapter import build
 from golden.case import QUIET, Call, Case, cache_of, coders, model_of
 from golden.idioms import COMMANDS, IDIOMS, exit_and_files, idiom, lines
 from golden.single import edits_of_a_pass, looks, two_networks, watched

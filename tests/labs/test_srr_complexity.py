@@ -97,20 +97,6 @@ def slow_path_norm(model):
     )
 
 
-def test_path_norm_of_a_linear_network_is_a_sum_over_its_paths():
-    model = small(layers=2)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "out_proj" in name or name in ("pos_embed", "unembed.bias"):
-                weight.zero_()
-    maps = [block.mlp.linear(torch.eye(6)).detach() for block in model.blocks]
-    first, head = model.cls_token.detach()[0, 0], model.unembed.W_U.detach()
-    total = 0.0
-    for i, j, k, c in itertools.product(range(6), range(6), range(6), range(3)):
-        total += float(first[i] * maps[0][i, j] * maps[1][j, k] * head[k, c]) ** 2
-    assert complexity.path_norm(model) == pytest.approx(total, rel=1e-5)
-
-
 def test_norms_of_known_matrices():
     model = small("c", layers=1)
     with torch.no_grad():
@@ -185,13 +171,6 @@ TABLES = srr_complexity.PUBLISHED
 lists = st.lists(st.tuples(st.integers(-5, 5), st.integers(-5, 5)), min_size=2, max_size=13)
 
 
-def test_tau_of_known_lists():
-    assert srr_complexity.tau_b([1, 1, 1, 2], [1, 2, 3, 4]) == pytest.approx(3 / math.sqrt(18))
-    assert srr_complexity.tau_b([1, 2, 3, 5], [2, 3, 5, 7]) == 1
-    assert srr_complexity.tau_b([7, 5, 3], [2, 3, 5]) == -1
-    assert srr_complexity.tau_b([3, 3, 3], [2, 3, 5]) == 0
-
-
 @settings(max_examples=30, deadline=None)
 @given(lists)
 def test_tau_is_scipys_where_that_is_defined(pairs):
@@ -236,16 +215,3 @@ def test_published_psi_is_the_mean_of_four_but_for_misprints(published):
     assert published[wrong]["measure"].tolist() == [
         "l2-norm-init", "pac-bayes-init", "fro/spec", "param-norm",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("number", "networks"), [(1, 31), (5, 32)])
-def test_published_tau_lie_on_the_lattice_of_so_many_networks(published, number, networks):
-    """Without ties tau is (pairs - 2 k) / pairs; the number of parameters has ties."""
-    rows = published[(published["table"] == number) & (published["measure"] != "params")]
-
-    def fit(n):
-        pairs = n * (n - 1) // 2
-        lattice = np.arange(-pairs, pairs + 1, 2) / pairs
-        return sum(np.abs(lattice - tau).min() < 5.1e-4 for tau in rows["overall"])
-
-    assert [n for n in range(20, 54) if fit(n) >= 20] == [networks]

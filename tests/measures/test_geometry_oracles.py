@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.testing import assert_close
 
 import crate_interp as ci
 import crate_interp.measures as m
@@ -29,11 +30,9 @@ def axes(heads, p):
 
 def test_one_entry_equal_entries_and_none():
     n = 11
-    one, equal, none = (
-        3 * torch.eye(n, dtype=torch.float64),
-        2 * torch.ones(1, n).double(),
-        torch.zeros(1, n).double(),
-    )
+    one = 3 * torch.eye(n, dtype=torch.float64)
+    equal = 2 * torch.ones(1, n).double()
+    none = torch.zeros(1, n).double()
     for measure, of_one, of_equal, of_none in (
         (m.hoyer, 1.0, 0.0, 1.0),
         (m.gini, 1 - 1 / n, 0.0, 1 - 1 / n),
@@ -76,9 +75,7 @@ def test_principal_angle_of_two_lines_and_of_planes(theta):
 
     def angles(u, v, wanted, atol=1e-15):
         got = m.principal_angles(torch.stack(u, dim=1), torch.stack(v, dim=1))
-        torch.testing.assert_close(
-            got, torch.tensor(wanted, dtype=torch.float64), rtol=1e-12, atol=atol
-        )
+        assert_close(got, torch.tensor(wanted, dtype=torch.float64), rtol=1e-12, atol=atol)
 
     angles([e1], [c * e1 + s * e2], [theta])
     angles([e1, e2], [c * e1 + s * e3, c * e2 + s * e4], [theta, theta])
@@ -95,9 +92,6 @@ def test_random_subspaces_overlap_p_over_d():
     overlap = m.subspace_overlap(u[:, 0], u[:, 1])
     error = overlap.std().item() / math.sqrt(len(overlap))
     assert error < 0.002 and overlap.mean().item() == pytest.approx(p / d, abs=4 * error)
-    close(m.principal_angles(u[:, 0], u[:, 1]).cos().square().mean(dim=-1), overlap)
-    # the smallest angle of a single pair
-    close(m.incoherence(u), m.principal_angles(u[:, 0], u[:, 1])[:, 0].cos())
 
 
 def test_coherence_by_hand():
@@ -138,30 +132,6 @@ def test_tokens_in_one_subspace():
     )
     close(m.membership_entropy(skewed, u), 2 / 3 * math.log(3 / 2) + 1 / 3 * math.log(3))
     close(m.subspace_snr(skewed, u)[:2], torch.tensor([2.0, 0.5]).double().sqrt())
-
-
-def test_thresholded_attention_raises_the_signal_to_noise_ratio_by_one_factor():
-    """Z + eta sum_k P_k Z phi(Z^T P_k Z), phi = tau where an entry exceeds 1.
-
-    The factor is 1 + eta tau, layer after layer.
-    """
-    heads, p, per_class, eta, tau = 3, 5, 2, 0.5, 0.6
-    u = complete(15, heads, p)
-    owner = torch.arange(heads).repeat_interleave(per_class)
-    signal = torch.cat([4 * orthonormal(16 + k, p, per_class).T @ u[k].T for k in range(heads)])
-    noise = 0.01 * draw(20, heads * per_class, heads * p)
-    noise -= torch.stack([row @ u[k] @ u[k].T for row, k in zip(noise, owner, strict=True)])
-    z = signal + noise
-
-    def ratio(z):
-        return torch.stack([m.subspace_snr(z[owner == k], u)[k] for k in range(heads)])
-
-    for _ in range(5):
-        codes = z @ u  # [head, pos, p]
-        pattern = tau * (codes @ codes.mT > 1).double()
-        after = z + eta * (pattern @ codes @ u.mT).sum(dim=0)
-        close(ratio(after), 1.3 * ratio(z), 1e-12)
-        z = after
 
 
 def test_the_real_initialisation():
@@ -260,14 +230,6 @@ def test_ranks_in_closed_form():
     close(m.effective_rank(w), 2 * math.sqrt(2))  # (1/2, 1/4, 1/4): entropy 1.5 ln 2
 
 
-def test_stable_rank_of_a_gaussian():
-    # the largest squared singular value is (sqrt rows + sqrt n)^2, less 0.9 % +- 1.0 % at this size
-    # (Tracy-Widom)
-    rows, n = 1009, 503
-    limit = rows * n / (math.sqrt(rows) + math.sqrt(n)) ** 2
-    assert m.stable_rank(draw(28, rows, n)).item() == pytest.approx(1.009 * limit, rel=0.04)
-
-
 # denoising
 
 
@@ -318,5 +280,5 @@ def test_worked_by_hand():
     assert m.zero_fraction(z, tol=3.0).tolist() == [0.75, 1.0, 1.0]
     assert m.l1_norm(z).tolist() == [7.0, 0.0, 8.0]
     # (sqrt 4 - 7/5) / (sqrt 4 - 1) = 0.6; all zero is 1 by definition; equal entries 0
-    torch.testing.assert_close(m.hoyer(z), torch.tensor([0.6, 1.0, 0.0]))
+    assert_close(m.hoyer(z), torch.tensor([0.6, 1.0, 0.0]))
     assert m.hoyer(torch.tensor([[0.0, 0.0, 5.0]])).item() == pytest.approx(1)

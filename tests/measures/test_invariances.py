@@ -5,6 +5,7 @@ import math
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.testing import assert_close
 
 import crate_interp.measures as m
 from tensors import draw
@@ -52,14 +53,12 @@ def shuffle(seed, n):
 
 def close(got, wanted):
     """Relative to the largest entry."""
-    torch.testing.assert_close(
-        got, wanted, rtol=0, atol=1e-9 * max(float(wanted.abs().max()), 1e-300)
-    )
+    assert_close(got, wanted, rtol=0, atol=1e-9 * max(float(wanted.abs().max()), 1e-300))
 
 
 def close_rates(got, wanted, whole):
     """Delta R is relative to R, or to itself where it is larger."""
-    torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9 * float(whole))
+    assert_close(got, wanted, rtol=1e-9, atol=1e-9 * float(whole))
 
 
 def twice(x):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.testing import assert_close
 
 import crate_interp.measures as m
 
@@ -146,9 +147,7 @@ def slow_map(queries, keys, query, scaled, cls_key):
 def test_maps_agree_with_a_slow_form(scaled, cls_key, query):
     q, k = draw(3, 2, 3, 7, 5), draw(4, 2, 3, 7, 5)
     found = m.attention_map(q, k, query, scaled, cls_key)
-    torch.testing.assert_close(
-        found, slow_map(q, k, query, scaled, cls_key), rtol=1e-12, atol=1e-14
-    )
+    assert_close(found, slow_map(q, k, query, scaled, cls_key), rtol=1e-12, atol=1e-14)
 
 
 def test_without_cls_the_order_and_the_masks_stay_but_not_without_the_scale():
@@ -167,7 +166,7 @@ def test_rollout_of_known_patterns():
     assert torch.equal(m.attention_rollout(eye), torch.eye(5, dtype=torch.float64))
     uniform = torch.full((3, 2, 5, 5), 0.2, dtype=torch.float64)
     wanted = torch.eye(5) / 8 + (1 - 1 / 8) / 5  # (I/2 + J/2)^3 for the idempotent J
-    torch.testing.assert_close(m.attention_rollout(uniform), wanted.double())
+    assert_close(m.attention_rollout(uniform), wanted.double())
     patterns = draw(6, 7, 3, 2, 5, 5).softmax(dim=-1)
     rolled = m.attention_rollout(patterns)
     assert rolled.shape == (7, 5, 5)
@@ -175,7 +174,7 @@ def test_rollout_of_known_patterns():
     one = torch.eye(5, dtype=torch.float64)
     for layer in range(3):
         one = (patterns[2, layer].mean(dim=0) + torch.eye(5)) / 2 @ one
-    torch.testing.assert_close(rolled[2], one)
+    assert_close(rolled[2], one)
 
 
 def planted(seed=0, sign=1.0):
@@ -204,9 +203,9 @@ def test_components_are_those_of_an_svd_and_turn_with_the_space():
     centred = (features - features.mean(dim=(0, 1))).flatten(0, 1)
     u, s, _ = torch.linalg.svd(centred, full_matrices=False)
     other = (u * s)[:, :3].T.unflatten(-1, (3, 5, 7)).transpose(0, 1)
-    torch.testing.assert_close(maps.abs(), other.abs(), rtol=1e-7, atol=1e-9)
+    assert_close(maps.abs(), other.abs(), rtol=1e-7, atol=1e-9)
     turn, _ = torch.linalg.qr(draw(9, 11, 11))
-    torch.testing.assert_close(m.pca_map(features @ turn, (5, 7), 3), maps, rtol=1e-7, atol=1e-9)
+    assert_close(m.pca_map(features @ turn, (5, 7), 3), maps, rtol=1e-7, atol=1e-9)
 
 
 def test_tokens_all_alike_have_no_foreground():
@@ -232,8 +231,8 @@ def test_the_sign_has_a_rule_where_there_is_no_inside():
     tokens = features[0] - features[0].mean(dim=0)
     first = torch.linalg.svd(tokens).Vh[0]
     first = first * first[first.abs().argmax()].sign()
-    torch.testing.assert_close(m.pca_map(features, (1, 7), 1)[0, 0, 0], tokens @ first)
-    torch.testing.assert_close(m.pca_map(-features, (1, 7), 1), -m.pca_map(features, (1, 7), 1))
+    assert_close(m.pca_map(features, (1, 7), 1)[0, 0, 0], tokens @ first)
+    assert_close(m.pca_map(-features, (1, 7), 1), -m.pca_map(features, (1, 7), 1))
 
 
 MASK, MAP = torch.ones(5, dtype=torch.bool), torch.rand(5)

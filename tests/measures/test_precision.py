@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import reference
 from crate_interp import measures as m
@@ -64,10 +65,8 @@ def test_what_knows_no_scale_has_none(scale):
     codes, z, u = seeded(2, 53, 17), seeded(5, 23, seed=1), seeded(3, 23, 7, seed=2)
     wanted = reference.official_coding_rate(codes.numpy())
     assert m.official_coding_rate(codes * scale).numpy() == pytest.approx(wanted, rel=1e-5)
-    torch.testing.assert_close(
-        m.projection_energy(z * scale, u), m.projection_energy(z, u), rtol=1e-4, atol=1e-6
-    )
-    torch.testing.assert_close(m.hoyer(z * scale), m.hoyer(z), rtol=1e-4, atol=1e-6)
+    assert_close(m.projection_energy(z * scale, u), m.projection_energy(z, u), rtol=1e-4, atol=1e-6)
+    assert_close(m.hoyer(z * scale), m.hoyer(z), rtol=1e-4, atol=1e-6)
     # scales beside each other, and zeros
     mixed = torch.cat([codes * scale, codes, torch.zeros(2, 3, 17)], dim=1)
     assert m.official_coding_rate(mixed).isfinite().all()
@@ -82,7 +81,7 @@ def test_half_precision(dtype):
         (m.coding_rate(z, 0.1), m.coding_rate(z.float(), 0.1)),
     ):
         assert got.dtype == dtype
-        torch.testing.assert_close(got.float(), wanted, rtol=0.03, atol=0.01)
+        assert_close(got.float(), wanted, rtol=0.03, atol=0.01)
 
 
 def test_a_failed_factor_does_not_poison_gradients():

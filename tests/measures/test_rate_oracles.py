@@ -64,17 +64,6 @@ def test_orthogonal_blocks_in_all_three_rates():
     close(m.mcr2_coding_rate(z, F.one_hot(labels, 7).double(), eps), wanted, 1e-12)
 
 
-def test_orthogonal_blocks_of_mean_square_length_one():
-    heads, p, n, eps = 3, 5, 11, 0.3
-    u = complete(1, heads, p)
-    z, _ = blocks(u, n, n / p)
-    close(z.square().sum(dim=1).mean(), 1.0)
-    close(m.coding_rate(z, eps), 15 / 2 * math.log(1 + 1 / eps**2), 1e-12)
-    close(
-        m.subspace_coding_rate(z, u, eps).sum(), 15 / 2 * math.log(1 + 1 / (heads * eps**2)), 1e-12
-    )
-
-
 def test_only_the_class_form_sees_which_token_lies_where():
     u = complete(2, 3, 5)
     z, labels = blocks(u, 11, 4.0)
@@ -82,13 +71,6 @@ def test_only_the_class_form_sees_which_token_lies_where():
     close(m.coding_rate(frame, 0.3), m.coding_rate(z, 0.3), 1e-12)
     close(m.subspace_coding_rate(frame, u, 0.3), m.subspace_coding_rate(z, u, 0.3), 1e-12)
     assert m.mcr2_coding_rate(frame, labels, 0.3) > 1.5 * m.mcr2_coding_rate(z, labels, 0.3)
-    # one class: R
-    close(
-        m.mcr2_coding_rate(z, torch.zeros(33, dtype=torch.long), 0.3), m.coding_rate(z, 0.3), 1e-12
-    )
-    # every class the whole, a third as often: R again
-    shares = torch.full((33, 3), 1 / 3, dtype=torch.float64)
-    close(m.mcr2_coding_rate(z, shares, 0.3), m.coding_rate(z, 0.3), 1e-12)
 
 
 def test_small_eps_leaves_a_constant_and_the_correlation_between_subspaces():
@@ -132,11 +114,6 @@ def test_rank_one_and_duplicates():
         1 + 7 * (weights.square().sum() * z.square().sum()).item() / (13 * 0.25)
     )
     close(m.coding_rate(weights @ z, 0.5), wanted, 1e-12)
-    close(
-        m.mcr2_coding_rate(z.repeat(3, 1), torch.tensor([0, 1, 1]), 0.5),
-        m.coding_rate(z, 0.5),
-        1e-12,
-    )
 
 
 def test_many_gaussian_tokens():
@@ -227,13 +204,6 @@ def test_gradients_are_those_of_autograd_and_of_differences(shape):
         close(slope, (form(z.detach()) * along).sum(), 1e-8)
 
 
-def test_gradients_keep_leading_axes():
-    z, u = draw(20, 2, 3, 11, 7), draw(21, 3, 7, 2)
-    for form in (m.coding_rate_gradient, lambda z, eps: m.subspace_coding_rate_gradient(z, u, eps)):
-        assert form(z, 0.3).shape == z.shape
-        close(form(z, 0.3)[1, 2], form(z[1, 2], 0.3), 1e-12)
-
-
 @pytest.mark.parametrize("n, d", [(5, 3), (3, 5)])
 def test_gradcheck_on_either_gram(n, d):
     z, u = draw(22, n, d).requires_grad_(), draw(23, 2, d, 2).requires_grad_()
@@ -267,16 +237,6 @@ def test_hessian_times_a_vector(n, d):
     close((ahead - behind) / 2e-5, twice, 1e-8)
 
 
-@given(seeds, st.sampled_from([0.1, 0.5, 1.0, 3.0]))
-def test_hessian_is_at_most_nine_quarters_of_alpha(seed, eps):
-    z = draw(seed, 5, 3)
-    hessian = torch.stack(
-        [hessian_product(z, eps, e.view(5, 3)).flatten() for e in torch.eye(15).double()]
-    )
-    close(hessian, hessian.T, 1e-9 / eps**2)
-    assert torch.linalg.matrix_norm(hessian, 2) <= 9 / 4 * 3 / (5 * eps**2)
-
-
 @pytest.mark.parametrize("n, d, rank", [(13, 7, 7), (5, 11, 5), (13, 11, 3)])
 def test_euler(n, d, rank):
     z = draw(26, n, rank) @ draw(27, rank, d)
@@ -305,14 +265,6 @@ def test_neumann_gradient_on_one_singular_value():
 
 
 epsilons = st.sampled_from([0.05, 0.1, 0.5, 2.0])
-
-
-def test_one_complete_head_has_the_rate_of_the_whole():
-    z, u = draw(4, 11, 7), orthonormal(5, 7, 7)[None]
-    torch.testing.assert_close(
-        m.subspace_coding_rate(z, u, 0.1)[0], m.coding_rate(z, 0.1), rtol=1e-12, atol=0
-    )
-    assert abs(m.rate_reduction(z, u, 0.1).item()) < 1e-10
 
 
 def test_limits_of_epsilon():
@@ -346,15 +298,6 @@ def test_both_sides_of_the_float32_guard(monkeypatch):
         assert got.item() == pytest.approx(reference.coding_rate(z.numpy(), 0.1), rel=2e-6)
 
 
-def test_without_the_guard_float32_is_wrong(monkeypatch):
-    z = (draw(13, 97, 101) * 0.01 + 30).float()
-    exact = reference.coding_rate(z.numpy(), 0.1)
-    assert m.coding_rate(z, 0.1).item() == pytest.approx(exact, rel=1e-6)
-    monkeypatch.setattr(module, "FLOAT32_LIMIT", math.inf)
-    rate, failed = module._cholesky_rate(z[None, None], 101 / (97 * 0.01), math.inf)
-    assert bool(failed) or abs(rate.item() - exact) > 1e-3 * exact
-
-
 @given(seeds, epsilons)
 def test_bounds(seed, eps):
     heads, p = 3, 4
@@ -362,25 +305,3 @@ def test_bounds(seed, eps):
     rate = m.coding_rate(z, eps)
     assert rate > 0 and m.coding_rate(2 * z, eps) > rate > m.coding_rate(z, 2 * eps)
     assert m.rate_reduction(z, u, eps) <= heads * p / 2 * math.log(heads) + 1e-9
-
-
-@given(seeds)
-def test_official_invariances(seed):
-    codes = draw(seed, 2, 11, 3)
-    order = torch.randperm(11, generator=torch.Generator().manual_seed(seed))
-    got = m.official_coding_rate(codes)
-    for other in (codes[:, order], codes @ orthonormal(seed + 1, 3, 3), codes * 7, -codes):
-        torch.testing.assert_close(m.official_coding_rate(other), got, rtol=1e-9, atol=1e-9)
-    assert (got <= 3 / 2 * math.log(101) + 1e-9).all() and (got >= 0.5 * math.log(301) - 1e-9).all()
-
-
-def test_leading_axes_are_batch_axes():
-    z, u = draw(14, 2, 3, 13, 6), draw(15, 5, 6, 7)
-    whole, heads = m.coding_rate(z, 0.1), m.subspace_coding_rate(z, u, 0.1)
-    assert whole.shape == (2, 3) and heads.shape == (2, 3, 5)
-    for i in range(2):
-        for j in range(3):
-            torch.testing.assert_close(whole[i, j], m.coding_rate(z[i, j], 0.1), rtol=1e-12, atol=0)
-            torch.testing.assert_close(
-                heads[i, j], m.subspace_coding_rate(z[i, j], u, 0.1), rtol=1e-12, atol=0
-            )

@@ -158,18 +158,6 @@ def test_objective_at_its_limits():
     close(m.sparse_rate_reduction(z, whole, 0.3, 0.1, penalty=m.l1_norm), 0.1 * z.sum(dim=(1, 2)))
 
 
-def test_layers_add_up():
-    layers, bases = layers_and_bases(34)
-    z = draw(37, 2, 13, 7)
-    mu = m.layer_objectives(layers, bases, z, 0.3, 0.1)
-    assert mu.shape == (3, 2)
-    codes = list(chain(layers, z))
-    for got, code, u in zip(mu, codes, bases, strict=True):
-        close(got, m.sparse_rate_reduction(code, u, 0.3, 0.1), 1e-12)
-    tail = m.layer_objectives(layers[1:], bases[1:], codes[0], 0.3, 0.1)
-    close(torch.cat([m.layer_objectives(layers[:1], bases[:1], z, 0.3, 0.1), tail]), mu, 1e-12)
-
-
 @pytest.mark.parametrize("penalty", [m.l0_norm, m.l1_norm])
 def test_each_term_moves_its_own_layer_only(penalty):
     layers, bases = layers_and_bases(38)

@@ -15,6 +15,8 @@ from crate_interp.models.layers.context import Context, rotate
 from crate_interp.models.layers.norm import HookedNorm, HookedPart, is_hooked
 from crate_interp.models.runtimes import at_hand, bias_of
 
+Inputs = tuple[Float[Tensor, "batch pos head d_model"], ...]  # of query, key and value
+Roles = Iterable[Codes]  # query, key and value
 _INTO_HEADS = "batch pos head d_model, head d_model d_head -> batch pos head d_head"
 
 
@@ -116,9 +118,7 @@ class PatternAttention(Attention):
         """Returns queries, keys and values of the normalised stream, before their hooks."""
         raise NotImplementedError
 
-    def split_codes(
-        self, inputs: tuple[Tensor, ...], norm: HookedNorm, context: Context | None
-    ) -> Iterable[Codes]:
+    def split_codes(self, inputs: Inputs, norm: HookedNorm, context: Context | None) -> Roles:
         """Returns queries, keys and values from separate inputs `[batch, pos, head, d_model]`."""
         raise NotImplementedError
 
@@ -152,7 +152,7 @@ class PatternAttention(Attention):
         gathered = torch.matmul(self._pattern(q, k, context), v.transpose(1, 2))
         return self._written(self.hook_z(gathered.transpose(1, 2)))  # [batch, pos, head, d_head]
 
-    def split_inputs(self, z: Stream) -> tuple[Float[Tensor, "batch pos head d_model"], ...] | None:
+    def split_inputs(self, z: Stream) -> Inputs | None:
         """Returns the separate inputs of queries, keys and values, if inputs are split.
 
         With `cfg.use_split_qkv_input` query, key and value each have a copy; with `cfg.use_attn_in`
@@ -220,11 +220,9 @@ class MSSA(SubspaceCodes, PatternAttention):
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__(cfg)
-        inner = cfg.n_heads * cfg.d_head
+        inner, bias = cfg.n_heads * cfg.d_head, cfg.output_bias
         self.u_proj = nn.Linear(cfg.d_model, inner, bias=cfg.code_bias)
-        self.out_proj = (
-            nn.Linear(inner, cfg.d_model, bias=cfg.output_bias) if cfg.output_matrix else None
-        )
+        self.out_proj = nn.Linear(inner, cfg.d_model, bias=bias) if cfg.output_matrix else None
         if cfg.variant == "fix" and self.out_proj is not None:
             self.out_proj.requires_grad_(False)
         self.hook_u = HookPoint()
@@ -248,9 +246,7 @@ class MSSA(SubspaceCodes, PatternAttention):
         """Returns the code in its three roles, which are the same tensor."""
         return (self._placed(self._codes(x), context),) * 3
 
-    def split_codes(
-        self, inputs: tuple[Tensor, ...], norm: HookedNorm, context: Context | None
-    ) -> Iterable[Codes]:
+    def split_codes(self, inputs: Inputs, norm: HookedNorm, context: Context | None) -> Roles:
         """Returns the code of each role's own input; hook_u does not fire."""
         return (self._placed(einsum(norm(given), self.U, _INTO_HEADS), context) for given in inputs)
 
@@ -293,9 +289,7 @@ class SelfAttention(PatternAttention):
         """Returns queries, keys and values, which are views of one tensor."""
         return self.qkv_proj(x).unflatten(-1, (3, self.cfg.n_heads, self.cfg.d_head)).unbind(dim=2)
 
-    def split_codes(
-        self, inputs: tuple[Tensor, ...], norm: HookedNorm, context: Context | None
-    ) -> Iterable[Codes]:
+    def split_codes(self, inputs: Inputs, norm: HookedNorm, context: Context | None) -> Roles:
         """Returns queries, keys and values, each from its own input."""
         return [
             einsum(norm(given), self._role(index), _INTO_HEADS) + bias

@@ -1,6 +1,6 @@
 """One layer: compress, then sparsify. A plain transformer's layer has the same parts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,19 +9,14 @@ from torch import Tensor
 
 from crate_interp.config import CrateConfig
 from crate_interp.models.layers import Stream
-from crate_interp.models.layers.attention import MSSA, Attention, SelfAttention
+from crate_interp.models.layers.attention import MSSA, SelfAttention
 from crate_interp.models.layers.context import Context
 from crate_interp.models.layers.norm import HookedPart, is_hooked, make_norm
 from crate_interp.models.layers.patternless import CBSA, TSSA
 from crate_interp.models.layers.sparse_steps import MLP, STEPS, SparseStep
 
 # `attention` of a family -> its class
-ATTENTIONS: dict[str, Callable[[CrateConfig], Attention]] = {
-    "mssa": MSSA,
-    "tssa": TSSA,
-    "cbsa": CBSA,
-    "self": SelfAttention,
-}
+ATTENTIONS = {"mssa": MSSA, "tssa": TSSA, "cbsa": CBSA, "self": SelfAttention}
 
 
 class Layer(HookedPart):
@@ -57,16 +52,6 @@ class CrateBlock(Layer):
         if not cfg.attn_only:
             self.add_points("hook_mlp_in", "hook_mlp_out")
         self.add_points("hook_resid_post")
-
-    @property
-    def mssa(self) -> Attention:
-        """Attention, by the paper's name."""
-        return self.attn
-
-    @property
-    def ista(self) -> SparseStep:
-        """The sparse step, by the paper's name."""
-        return self.mlp
 
     def forward(self, z: Stream, context: Context | None = None) -> Stream:
         """Returns the stream after attention and the sparse step, Z^{l+1}."""

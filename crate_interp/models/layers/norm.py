@@ -54,8 +54,7 @@ class HookedLayerNorm(nn.LayerNorm):
 
     def __init__(self, width: int, eps: float, bias: bool = True) -> None:
         super().__init__(width, eps=eps, bias=bias)
-        self.hook_scale = HookPoint()
-        self.hook_normalized = HookPoint()
+        self.hook_scale, self.hook_normalized = HookPoint(), HookPoint()
 
     @property
     def w(self) -> Float[Tensor, "d_model"]:
@@ -92,8 +91,7 @@ class HookedRMSNorm(nn.Module):
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.width, self.eps = width, eps
-        self.hook_scale = HookPoint()
-        self.hook_normalized = HookPoint()
+        self.hook_scale, self.hook_normalized = HookPoint(), HookPoint()
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Returns tokens divided by their root mean square."""
@@ -113,8 +111,7 @@ class NoNorm(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.hook_scale = HookPoint()
-        self.hook_normalized = HookPoint()
+        self.hook_scale, self.hook_normalized = HookPoint(), HookPoint()
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Returns tokens unchanged, unless a hook edits the scale, which is one."""

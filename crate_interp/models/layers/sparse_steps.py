@@ -65,12 +65,12 @@ class SparseStep(HookedPart):
         raise NotImplementedError
 
     def linear(self, y: Rows) -> Rows:
-        """Returns the linear part of the step, with every atom switched on.
+        """Returns the linear part of the step, with every atom switched on: `W_out W_in y`.
 
         Thresholds and biases only add constants if every atom is on, and are left out. y: rows of
         the normalised stream.
         """
-        raise NotImplementedError
+        return (y @ self.W_in) @ self.W_out
 
     def written(self) -> Atoms:
         """Returns the direction in the stream that each atom writes."""
@@ -206,10 +206,6 @@ class ThresholdODL(DecodedStep):
             return "some learned thresholds are negative, but no penalty is negative"
         return Lasso(self.D.detach(), 1.0, self.threshold.detach(), warm=False, count=1)
 
-    def linear(self, y: Rows) -> Rows:
-        """Returns `D1 D^T y` in rows."""
-        return (y @ self.W_in) @ self.W_out
-
 
 class MLP(SparseStep):
     """`W_out act(W_in y + b_in) + b_out`, the MLP of a plain transformer.
@@ -242,10 +238,6 @@ class MLP(SparseStep):
     def lasso(self) -> str:
         """Returns why an MLP has no lasso."""
         return "the layer has an MLP, no dictionary"
-
-    def linear(self, y: Rows) -> Rows:
-        """Returns `W_out W_in y` in rows."""
-        return (y @ self.W_in) @ self.W_out
 
     @property
     def W_in(self) -> Float[Tensor, "d_model d_mlp"]:

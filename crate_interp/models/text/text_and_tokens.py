@@ -16,14 +16,8 @@ from crate_interp.core.errors import NoTokenizerError, ShortTextError, TextError
 from crate_interp.core.safe_text import plain
 from crate_interp.models.layers.context import Past, after_past, check_side, mask_from_pads, padded
 from crate_interp.models.runtimes import readable
-from crate_interp.models.text.tokenizer import (
-    decode,
-    encode,
-    is_hugging_face,
-    separator,
-    spelled_specials,
-    token_name,
-)
+from crate_interp.models.text import tokenizer as tokenizers
+from crate_interp.models.text.tokenizer import separator, token_name
 
 # attributes of a model: its tokenizer, once read or set, and the function that reads it
 _HELD = "_tokenizer_held"
@@ -138,7 +132,7 @@ class TextMixin:
     def _pad(self) -> int:
         """Returns the id of the padding token; raises ValueError if there is none."""
         tokenizer = self._tokenizer()
-        pad = tokenizer.pad_token_id if is_hugging_face(tokenizer) else tokenizer.bos
+        pad = tokenizer.pad_token_id if tokenizers.is_hugging_face(tokenizer) else tokenizer.bos
         if pad is None:
             raise ValueError("the tokenizer has no pad_token: set model.tokenizer.pad_token.")
         return pad
@@ -167,13 +161,13 @@ class TextMixin:
         first = separator(tokenizer) if wanted else None
         if wanted and first is None:
             raise ValueError("the tokenizer has no separator token: give prepend_bos=False.")
-        for name in spelled_specials(tokenizer, text):
+        for name in tokenizers.spelled_specials(tokenizer, text):
             warnings.warn(
                 f"a text holds {plain(name)!r}, which becomes ordinary tokens: give token ids to "
                 "have the special token.",
                 stacklevel=4,
             )
-        ids = ([] if first is None else [first]) + encode(tokenizer, text)
+        ids = ([] if first is None else [first]) + tokenizers.encode(tokenizer, text)
         if not ids:
             raise ValueError("the text is empty: it has no tokens.")
         return ids
@@ -212,8 +206,8 @@ class TextMixin:
         """Returns the text of token ids: a string for one row, a list for several."""
         rows = _nested(tokens)
         if rows and isinstance(rows[0], list):
-            return [decode(self._tokenizer(), row) for row in rows]
-        return decode(self._tokenizer(), rows)
+            return [tokenizers.decode(self._tokenizer(), row) for row in rows]
+        return tokenizers.decode(self._tokenizer(), rows)
 
     def to_str_tokens(
         self,
