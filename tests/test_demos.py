@@ -184,6 +184,7 @@ SHOWN = {  # what their outputs must hold, and how many pictures
     "10_why_this_word": ("Answer: the graph of one sequence finds more", 2),
     "11_why_this_picture": ("Answer: rollout orders the patches best", 2),
     "12_why_it_looks_there": ("Answer: without the 10 strongest atoms", 2),
+    "13_how_a_tied_head_looks_back": ("Answer: with equal norms in layer 0", 1),
 }
 NAMES = list(SHOWN)
 CLAIMS = {  # in how many of the three networks of notebook 05 each holds, as its top says

@@ -167,7 +167,8 @@ def token_rates(
         KeyError or ValueError: As `attention` does, and for subspaces of a layer without U.
     """
     _check(cache)
-    z, u = cache.at(point, layer), getattr(cache.model.blocks[layer].attn, "U", None)
+    z: Tensor = cache.at(point, layer)
+    u: Any = getattr(cache.model.blocks[layer].attn, "U", None)
     if subspaces and u is None:
         raise ValueError(f"layer {layer} has no subspaces U: its queries and keys are two codes.")
     tokens = head_codes(z, u.detach()) if subspaces else z[:, None]

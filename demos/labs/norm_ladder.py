@@ -4,7 +4,7 @@
 
 A tied head scores u_p . u_j, so that a token prefers another to itself only if the other's code is
 longer by more than their distance (`ci.measures.norm_ladder`). Two questions follow. Do trained
-networks live on the norms of their codes? Trainings of crate-tiny-induction, and of its twin of
+networks live on the norms of their codes? Five trainings of crate-tiny-induction, and its twin of
 free queries, keys and values, take their attention with queries and keys of other norms.
 And does tying keep a network from learning? A toy binds: three pairs "key value", of one
 vocabulary, then QUERY and a key; wanted is its value, at the last token, and the first position is
@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import train_tiny_induction as induction
 from drawing import interval, level, panels, tidy, titled
 from lab import LabResult, Steps, claim, main, result, values
 from torch import Tensor
@@ -39,10 +38,9 @@ import crate_interp as ci
 WEIGHTS = Path(__file__).parent.parent / "weights"
 NETWORKS = {
     "tied": ["crate-tiny-induction", *(f"crate-tiny-induction-seed-{n}" for n in (1, 2, 3, 4))],
-    "untied": ["gpt-tiny-induction", *(f"gpt-tiny-induction-seed-{n}" for n in (1, 2))],
+    "untied": ["gpt-tiny-induction"],
 }
 NORMS = ("flat_norms", "ladder_only", "permuted_norms", "masked_diagonal")
-SEQUENCES = 64  # of each period that was held out
 
 SYMBOLS, PAIRS, LENGTH, OFFSETS = 10, 3, 8, 4
 WIDTH, HEADS, LAYERS, SEEDS, BATCH = 32, 2, 2, 5, 128
@@ -200,11 +198,8 @@ def of_norms(kind: str, seed: int) -> list[list]:
     """Returns how many next tokens an induction network has right at other norms, by layer."""
     name = NETWORKS[kind][seed]
     model = ci.load(name if seed == 0 else WEIGHTS / name)
-    tokens = torch.cat([
-        induction.sequences(SEQUENCES, (period,), torch.Generator().manual_seed(10_000 + period))
-        for period in induction.HELD_OUT
-    ])  # fmt: skip
-    found = ci.surgery(model, tokens, replacements=NORMS, mixes=[1.0], directions=2, progress=False)
+    options: Any = {"mixes": [1.0], "directions": 2, "progress": False}
+    found = ci.surgery(model, "embedded:repeats", replacements=NORMS, **options)
     whole = found.table("unchanged")["right"].mean()
     rows = [["right", f"{kind}, as it is", seed, -1, whole]]
     mixes: Any = found.table("mixes")
@@ -231,14 +226,19 @@ def of_settings(rows: list[list], quantity: str, **chosen: Any) -> np.ndarray:
 
 
 def settings(form: str) -> list[Setting]:
-    return [Setting(*one) for one in product(SCALES[form], TYINGS, DIAGONALS, POSITIONS, SPARSE)]
+    axes: Any = (SCALES[form], TYINGS, DIAGONALS, POSITIONS, SPARSE)
+    return [Setting(*one) for one in product(*axes)]
 
 
 def ways(rows: list[list], **chosen: Any) -> np.ndarray:
-    """Returns accuracy without previous tokens less accuracy without pointers, of solved seeds."""
+    """Returns accuracy without previous tokens less accuracy without pointers, by seed.
+
+    It is the mean over the settings that the seed solved, 0 for a seed that solved none.
+    """
     solved = of_settings(rows, "solved", **chosen) > 0
-    without = {cut: of_settings(rows, f"without {cut}", **chosen)[solved] for cut in CUTS}
-    return without["values"] - without["query"]
+    values, query = (of_settings(rows, f"without {cut}", **chosen) for cut in CUTS)
+    count = solved.sum(axis=0)
+    return np.where(solved, values - query, 0).sum(axis=0) / np.maximum(count, 1)
 
 
 def claims_of(rows: list[list], steps: int) -> list[dict]:
@@ -263,7 +263,7 @@ def claims_of(rows: list[list], steps: int) -> list[dict]:
         ("masked_previous", -1, {"tying": "tied", "diagonal": "masked"}),
     ):  # fmt: skip
         way = sign * ways(rows, **chosen)
-        found.append(claim(f"norm_ladder.{key}", way, baseline=0.0, met=len(way) > 1, steps=steps))
+        found.append(claim(f"norm_ladder.{key}", way, baseline=0.0, steps=steps))
     return found
 
 
@@ -279,7 +279,15 @@ def run(form: str, steps: Steps) -> LabResult:
         for setting in settings(form)
     }
     rows += steps.rows(jobs, "bindings")
-    return result("norm_ladder", form, claims_of(rows, STEPS[form]), rows, steps=STEPS[form])
+    tied, untied = (lost(rows, kind, "flat_norms").mean() for kind in NETWORKS)
+    shares = {
+        diagonal: of_settings(rows, "solved", tying="tied", diagonal=diagonal)
+        for diagonal in DIAGONALS
+    }
+    return result(
+        "norm_ladder", form, claims_of(rows, STEPS[form]), rows, steps=STEPS[form], lost=tied,
+        untied=untied, count=len(shares["kept"]), **{k: v.mean() for k, v in shares.items()},
+    )  # fmt: skip
 
 
 def draw(found: LabResult) -> Any:
@@ -290,8 +298,8 @@ def draw(found: LabResult) -> Any:
             rows = found.numbers("lost", setting=f"{kind}, flat_norms", place=layer)["value"]
             name = kind if layer == 0 else None
             interval(axes[0], layer + shift, 100 * rows, color=f"C{place}", label=name)
-        rows = found.numbers("lost", setting="tied, ladder_only", place=0)["value"]
-    interval(axes[0], 0.3, 100 * rows, color="C2", label="tied, each position's mean norm")
+    alone: Any = found.numbers("lost", setting="tied, ladder_only", place=0)["value"]
+    interval(axes[0], 0.3, 100 * alone, color="C2", label="tied, each position's mean norm")
     tidy(axes[0], xlabel="layer with equal norms", ylabel="right answers lost (%)",
          title="induction: what the norms carry", xticks=range(3))  # fmt: skip
     numbers, scales = found.table("numbers").to_numpy().tolist(), SCALES[found.meta["form"]]

@@ -95,6 +95,7 @@ LABS = {
     "max_margin": ({"ITERATIONS": 200}, 3, []),
     "mixture": ({}, 6, []),
     "nearest_neighbour": ({"ITERATIONS": 400}, 5, []),
+    "norm_ladder": ({"STEPS": {"quick": 3}, "SCALES": {"quick": (0.02,)}}, 8, [YES, YES, YES]),
     "random_walk": ({"CERTAIN_SEEDS": 3, "SEEDS": {"quick": 2}}, None, []),
     "reconstruction": ({}, None, [YES]),
     "scan_and_snap": ({"ITERATIONS": 600}, 3, []),
