@@ -263,7 +263,7 @@ def _of_layer(
 ) -> pd.DataFrame:
     """Returns the rows of the table "names" of a layer; groups: those of the samples."""
     ranks = pd.DataFrame(tokens.flatten(1).numpy()).rank().to_numpy()
-    at_position = torch.from_numpy(ranks).reshape(tokens.shape).float()
+    at_position = torch.tensor(ranks).reshape(tokens.shape).float()
     held = [(at_position, [one for one in candidates if one[1] != "position"]), (means, classes)]
     table: Any = _best(held, _dealt, generator, groups)
     free = [(tokens, [one for one in candidates if one[1] == "position"])]
@@ -306,7 +306,7 @@ def _best(
             parts = []
             for (values, _), known, rows in zip(sources, there, side, strict=True):
                 flat = pd.DataFrame(values[rows].flatten(0, -2).numpy())
-                ranks = torch.from_numpy(flat.rank().to_numpy())
+                ranks = torch.tensor(flat.rank().to_numpy())
                 present = known[:, rows]
                 both = [present, disturbed(present, generator)]
                 parts.append(torch.stack([auc(ranks, one.flatten(1)) for one in both], dim=1))
