@@ -30,8 +30,8 @@ class Layer:
     """Values computed from a layer's weights that the audit of its attention needs."""
 
     u: Float[Tensor, "head d_model d_head"]
+    norm: HookedNorm
     stored: Subspaces
-    ideal: Subspaces  # orthonormal subspaces near U
     to_orthonormal: Float[Tensor, "head d_head d_head"]  # M_k; C_k M_k are the codes in qr(U_k)
     maps: Callable[[], Iterator[Tensor]]  # random `[inner, d_model]`, with W_O's singular values
     shift: Float[Tensor, "d_model"]  # the bias of the output map
@@ -88,14 +88,11 @@ def layer_of(attn: Any, norm: HookedNorm, maps_like: Callable[[Tensor], Iterator
     wide = attn.U.detach().double()
     out = attn.W_O.detach().double().flatten(0, 1)  # [inner, d_model]
     change = _to_orthonormal(wide)
-    stored, ideal = (
-        frames.subspaces_of(bases, norm, attn.b_V[:, : bases.shape[2]])
-        for bases in (wide, frames.orthonormal(wide))  # narrower if heads are wider than the stream
-    )
+    stored = frames.subspaces_of(wide, norm, attn.b_V)
     # drawn again for each slice: of all layers together the maps would fill the memory
     drawn = partial(maps_like, out.to(frames.single_of(attn.W_O.dtype)))
     shift = attn.b_O.detach().double()
-    return Layer(wide, stored, ideal, change, drawn, shift, kind_of(attn), attn)
+    return Layer(wide, norm, stored, change, drawn, shift, kind_of(attn), attn)
 
 
 def _to_orthonormal(u: Float[Tensor, "head d_model d_head"]) -> Float[Tensor, "head d_head d_head"]:
@@ -312,7 +309,8 @@ def _constructions(cells: Cells, layer: Layer, data: AttentionData, setting: Set
 
     Adding and subtracting the attention are both tried; the better one counts.
     """
-    u = layer.ideal
+    bases = frames.orthonormal(layer.u)  # narrower if heads are wider than the stream
+    u = frames.subspaces_of(bases, layer.norm, layer.attn.b_V[:, : bases.shape[2]])
     arms = tuple(replace(arm, change=None) for arm in layer.arms(setting))  # u is orthonormal
     step, goal = written(layer, data.z, u, setting.causal)
     update = frames.update_of(as_long(step, data.delta), data.z, u)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from torch import Tensor
 
 from crate_interp.audits.claims import BESIDE, NUMBERS
@@ -55,23 +56,18 @@ class Setting:
 
 def table_of(rows: Sequence[tuple[int, int, Cells]]) -> pd.DataFrame:
     """Returns the numbers as a table: sample, layer, KEYS, and a column for each number."""
-    order = {name: place for place, name in enumerate((*NUMBERS, *BESIDE))}
-    wanted = {name for *_, cells in rows for numbers in cells.values() for name in numbers}
-    names = sorted(wanted, key=lambda name: order[name])
-    columns: dict[str, list[Any]] = {name: [] for name in ("sample", "layer", *KEYS, *names)}
-    for layer, start, cells in rows:
-        for key, numbers in cells.items():
-            count = len(next(iter(numbers.values())))
-            columns["sample"].append(np.arange(start, start + count))
-            columns["layer"].append(np.full(count, layer))
-            for name, value in zip(KEYS, key, strict=True):
-                kind = float if name == "eps" else object
-                columns[name].append(np.full(count, value, dtype=kind))
-            for name in names:
-                own = numbers.get(name)
-                columns[name].append(np.full(count, np.nan) if own is None else own.numpy())
-    table = pd.DataFrame({name: np.concatenate(parts or [[]]) for name, parts in columns.items()})
-    for name in KEYS:
-        if name != "eps":
-            table[name] = table[name].astype(str)
+    cells = [(start, layer, *cell) for layer, start, own in rows for cell in own.items()]
+    counts = [len(next(iter(numbers.values()))) for *_, numbers in cells]
+    places = [(start, layer, *key) for start, layer, key, _ in cells]
+    table: Any = pd.DataFrame(
+        places, columns=["sample", "layer", *KEYS], dtype=None if cells else float
+    )
+    table = table.astype({name: float if name == "eps" else str for name in KEYS})
+    table = table.loc[table.index.repeat(counts)]
+    table["sample"] += np.concatenate([range(0), *map(range, counts)]).astype(int)
+    blank = {n: torch.full((n,), torch.nan, dtype=torch.float64) for n in counts}
+    for name in (*NUMBERS, *BESIDE):
+        if any(name in numbers for *_, numbers in cells):
+            parts = [own.get(name, blank[n]) for (*_, own), n in zip(cells, counts, strict=True)]
+            table[name] = torch.cat(parts).numpy()
     return table.sort_values(["sample", "layer", *KEYS], kind="stable", ignore_index=True)

@@ -375,7 +375,8 @@ def _metric(metric: str, logits: Tensor, answers: Tensor) -> Float[np.ndarray, "
 
 ATOMS = 40  # how many of the largest atoms of all layers are switched off
 OF_ANSWER = 8  # and in each layer how many of those at the token that answers
-_BATCH = 64  # copies of the input in one forward
+# of copies of the input in one forward: how many, and how many pairs of tokens
+_BATCH, _PAIRS = 64, 2**22
 
 
 @torch.no_grad()
@@ -405,15 +406,16 @@ def switched_off(model: HookedModel, sample: Shaped[Tensor, "*sample"]) -> pd.Da
     shares = _answers(net(given))[0]
     parts = [("head", n, h) for n in range(len(net.blocks)) for h in range(net.cfg.n_heads)]
     parts += [("atom", *place) for place in sorted(_largest_atoms(net, given))]
+    count = given.shape[1]
     if net.cfg.kind != "text":
         sides = zip(given.shape[2:], net.cfg.patch_size, strict=True)
         count = math.prod(side // patch for side, patch in sides)
         parts += [("patch", -1, number) for number in range(count)]
-    found = [shares[None]]
+    found, size = [shares[None]], max(1, min(_BATCH, _PAIRS // count**2))
     for (kind, layer), group in groupby(parts, lambda part: part[:2]):
         numbers = [number for _, _, number in group]
-        for start in range(0, len(numbers), _BATCH):
-            some = numbers[start : start + _BATCH]
+        for start in range(0, len(numbers), size):
+            some = numbers[start : start + size]
             found.append(_answers(_without(net, given, kind, layer, some)))
     every = torch.cat(found).cpu()
     best = every.max(dim=-1)

@@ -289,7 +289,7 @@ class InFolder(InMemory):
     def _keep(self, step: Pass, block: Block, tables: Tables) -> None:
         contents = []
         for table in tables.values():
-            table.to_parquet(buffer := io.BytesIO(), index=False)
+            table.to_parquet(buffer := io.BytesIO(), index=False, compression="zstd")
             contents.append(buffer.getvalue())
         about = {
             "run": self.run,

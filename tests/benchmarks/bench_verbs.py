@@ -31,6 +31,9 @@ VERBS = {
     "audit grid=False": (lambda m, x: ci.audit(m, x, untrained=0, grid=False, **QUIET), 64, 5),
     "audit": (lambda m, x: ci.audit(m, x, untrained=0, **QUIET), 64, 15),
     "atlas": (lambda m, x: ci.atlas(m, x, **QUIET), 32, 12),
+    "sweep in bfloat16": (
+        lambda m, x: ci.sweep(m, x, controls=0, precision="bfloat16", **QUIET), 16, 0.6,
+    ),
 }  # fmt: skip
 
 

@@ -114,9 +114,9 @@ def chunked_over_bare() -> bool:
 def main() -> bool:
     settle()
     size = sized()
-    good = two_over_one("torchrun", of_torchrun, size, 0.6)
+    good = two_over_one("torchrun", of_torchrun, size, 0.55)
     for verb in ("audit", "atlas"):
-        good &= two_over_one(f"torchrun, {verb}", partial(of_torchrun, verb=verb), FEW, 0.6)
+        good &= two_over_one(f"torchrun, {verb}", partial(of_torchrun, verb=verb), FEW, 0.55)
     return chunked_over_bare() and good
 
 

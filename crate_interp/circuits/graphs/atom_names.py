@@ -11,7 +11,6 @@ import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Int
 from PIL import Image
-from scipy.stats import rankdata
 from torch import Tensor
 
 from crate_interp.circuits.excerpts import (
@@ -263,7 +262,8 @@ def _of_layer(
     groups: Int[np.ndarray, "sample"] | None = None,
 ) -> pd.DataFrame:
     """Returns the rows of the table "names" of a layer; groups: those of the samples."""
-    at_position = torch.from_numpy(rankdata(tokens.numpy(), axis=0)).float()
+    ranks = pd.DataFrame(tokens.flatten(1).numpy()).rank().to_numpy()
+    at_position = torch.tensor(ranks).reshape(tokens.shape).float()
     held = [(at_position, [one for one in candidates if one[1] != "position"]), (means, classes)]
     table: Any = _best(held, _dealt, generator, groups)
     free = [(tokens, [one for one in candidates if one[1] == "position"])]
@@ -305,7 +305,8 @@ def _best(
         for side in (split, [~half for half in split]):
             parts = []
             for (values, _), known, rows in zip(sources, there, side, strict=True):
-                ranks = torch.from_numpy(rankdata(values[rows].flatten(0, -2).numpy(), axis=0))
+                flat = pd.DataFrame(values[rows].flatten(0, -2).numpy())
+                ranks = torch.tensor(flat.rank().to_numpy())
                 present = known[:, rows]
                 both = [present, disturbed(present, generator)]
                 parts.append(torch.stack([auc(ranks, one.flatten(1)) for one in both], dim=1))
