@@ -15,10 +15,10 @@ from crate_interp.comparisons.result import (
     Comparison,
     is_like_untrained,
     largest,
-    list_of_largest,
     place,
     signed,
     span,
+    steady,
     verdict,
 )
 from crate_interp.core.safe_text import cell
@@ -41,7 +41,8 @@ def compare_page(result: Comparison, out: str | Path) -> Path:
     process is writing it.
     """
     meta, table = result.meta, result.table()
-    names = [f"{row['probe']}.{row['statistic']}" for row in largest(result, _HERO)]
+    most, lead = largest(result, _HERO), steady(result)
+    names = [f"{row['probe']}.{row['statistic']}" for row in ([lead] if lead else []) + most]
     every: Any = table.groupby(table["probe"] + "." + table["statistic"], sort=False)
     by_statistic: dict[str, pd.DataFrame] = dict(list(every))
     layers = sorted({int(layer) for layer in table["layer"]})
@@ -60,8 +61,15 @@ def compare_page(result: Comparison, out: str | Path) -> Path:
             statistic(meta, name).title: rows.drop(columns=["probe", "statistic"])
             for name, rows in by_statistic.items()
         },
-        largest=list_of_largest(result, lambda name: statistic(meta, name).title, _HERO),
-        hero=[_figure(name, result) for name in names or list(by_statistic)[:_HERO]],
+        largest=[
+            (
+                statistic(meta, f"{row['probe']}.{row['statistic']}"),
+                row,
+                place(row, meta["a"]["n_layers"]),
+            )
+            for row in most
+        ],
+        hero=[_figure(name, result) for name in dict.fromkeys(names or list(by_statistic)[:_HERO])],
         layers=["out" if layer == meta["a"]["n_layers"] else layer for layer in layers],
         signs=signs,
     )
@@ -72,7 +80,13 @@ def _figure(name: str, result: Comparison) -> dict[str, str]:
     record = statistic(result.meta, name)
     title, alt = record.title, f"{record.title} of a and b, and the difference a - b, by layer"
     svg = inline_svg(compare(result, name, title=""), alt, salt=name)
-    return {"svg": svg, "title": title, "way": record.direction, "name": name}
+    return {
+        "svg": svg,
+        "title": title,
+        "way": record.direction,
+        "name": name,
+        "caption": record.how,
+    }
 
 
 def _row(title: str, table: pd.DataFrame, layers: list[int]) -> Row:
