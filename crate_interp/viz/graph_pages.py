@@ -85,7 +85,9 @@ def _data(graph: AttributionGraph, picture: pd.DataFrame) -> dict[str, Any]:
         "places": [[float(f"{value:.2f}") for value in row] for row in scaled.to_numpy()],
         "examples": _examples(graph),
         "answer": graph.answer,
-        "versus": "the mean of all logits" if plain_target else repr(target["versus_name"]),
+        "versus": "the mean of all logits"
+        if plain_target
+        else f"\u201c{target['versus_name']}\u201d",
         "exact": len(meta["settings"]["freeze"]) == 2,
         "heads": bool((graph.table("edges")["head"] >= 0).any()),
         "target": target["logit"],

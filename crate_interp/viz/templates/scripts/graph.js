@@ -365,7 +365,11 @@ function showWhole() {
 showWhole();
 byId("path").append(...[...path.nodes].reverse().map(node =>
   make("li", {}, make("button", {type: "button", disabled: node === start, onclick: () => choose(node, true)}, nameOf(node)))));
-byId("path-words").textContent = `${+(100 * path.share).toPrecision(2)}\u00a0% of all influence; the rest takes other paths`;
+const shareWords = `${+(100 * path.share).toPrecision(2)}\u00a0% of all influence`;
+byId("path-words").textContent = `${shareWords}; the rest takes other paths`;
+if (path.share) byId("path-note").textContent = "The ringed codes are the strongest single path. "
+  + (path.share > .1 ? `It carries ${shareWords}.` : `It carries only ${shareWords}, one part in ${(+(1 / path.share).toPrecision(2)).toLocaleString("en")}: `
+  + "very many small paths make the answer together.");
 byId("heads")?.append(...heads.flatMap(head => {
   const swatch = make("span", {className: "swatch"});
   swatch.style.background = colourOf(head);
