@@ -66,7 +66,7 @@ class AttentionReason(Result):
         more = "more" if ratio < 0.95 else "less" if ratio > 1.05 else "as much"
         said = {kind: _per_cent(share) for kind, share in left.items()}
         return [
-            f"{lead}, and {said['strongest']} without its {k} strongest atoms.",
+            f"{lead}; without the {k} strongest atoms of {key}, {said['strongest']}.",
             f"The {k} {words[rival]} carry {more}: without them {said[rival]} is left.",
             f"Even attention would give it {_per_cent(meta['even'])}. "
             f"Without {k} random atoms of the key {said['random']} is left, without the {k} "

@@ -121,15 +121,11 @@ class Comparison(Result):
                 f"Ignoring this spread, {held} differences hold between these networks ({model}), "
                 f"and {(alike <= LEVEL).sum()} between two untrained networks."
             )
-        lead = steady(self)
-        if lead:
-            name = statistic(self.meta, f"{lead['probe']}.{lead['statistic']}").title
-            a, b = (self.meta[side]["name"] for side in "ab")
-            said[:2] = [
-                f"{name}: {a} is {'higher' if lead['higher'] else 'lower'} than {b} in "
-                f"{lead['layers']} of {lead['of']} layers.",
-                " ".join(said[:2]),
-            ]
+        if lead := steady(self):
+            name, higher, layers, of = lead
+            sides = f" than {self.meta['b']['name']} in {layers} of {of} layers."
+            start = f"{statistic(self.meta, name).title}: {self.meta['a']['name']} is "
+            said[:2] = start + ("higher" if higher else "lower") + sides, " ".join(said[:2])
         return [words for words in said if words]
 
     def _against_chance(self, none: bool) -> str:
@@ -143,18 +139,11 @@ class Comparison(Result):
         """Returns how many differences are evidence, what stands beside that, and the largest."""
         words = super().finding()
         for row in largest(self, 1):
-            name, ends = (
-                f"{row['probe']}.{row['statistic']}",
-                f"{row['low']:+.3g} to {row['high']:+.3g}",
-            )
-            place_words = place(row, self.meta["a"]["n_layers"])
-            words += (
-                f" The largest: {name}: {signed(row['difference'])} ({ends}) in {place_words}, "
-            )
-            words += (
-                f"{row['a']:.4g} against {row['b']:.4g} {self.meta['statistics'][name][0]}".rstrip()
-            )
-            words += "."
+            name = f"{row['probe']}.{row['statistic']}"
+            words += f" The largest: {name}: {signed(row['difference'])} ({row['low']:+.3g} to "
+            words += f"{row['high']:+.3g}) in {place(row, self.meta['a']['n_layers'])}, "
+            unit = self.meta["statistics"][name][0]
+            words += f"{row['a']:.4g} against {row['b']:.4g} {unit}".rstrip() + "."
         return words
 
     def caution(self) -> str:
@@ -219,24 +208,21 @@ def evidence(differences: pd.DataFrame) -> pd.Series:
     return table["holds"] & (table["excess_p"] <= LEVEL) if known else table["holds"]
 
 
-def steady(result: Comparison) -> dict[str, Any]:
+def steady(result: Comparison) -> tuple[str, bool, int, int] | None:
     """Returns the difference that needs the fewest words: it has one sign wherever it is evidence.
 
     Of such statistics it is the one that is evidence in the largest part of its layers, and then
-    the one whose median difference is the largest, relative to the larger mean. The record has
-    `probe`, `statistic`, `higher` (whether a has more), `layers` (where it is evidence) and `of`;
-    it is empty if there is no such statistic.
+    the one whose median difference is the largest, relative to the larger mean. Returns its
+    "probe.statistic", whether a is higher, in how many layers it is evidence, and of how many.
     """
-    rows, best = _leading(result), dict[str, Any]()
     tested: Any = result.table("differences").dropna(subset="p")
-    counts = tested.value_counts(["probe", "statistic"])
-    for (probe, name), own in rows.groupby(["probe", "statistic"], sort=False):
-        higher, of = set(own["difference"] > 0), int(counts[probe, name])
-        size = len(own) / of, float(own["share"].median())
-        if len(higher) == 1 and size > best.get("size", (0.0, 0.0)):
-            best = {"probe": probe, "statistic": name, "size": size, "layers": len(own), "of": of}
-            best["higher"] = higher == {True}
-    return best
+    counts, every = tested.value_counts(["probe", "statistic"]), []
+    for (probe, name), own in _leading(result).groupby(["probe", "statistic"], sort=False):
+        higher, of = own["difference"] > 0, int(counts[probe, name])
+        if higher.nunique() == 1:
+            place_of = f"{probe}.{name}", bool(higher.iloc[0]), len(own), of
+            every.append((len(own) / of, own["share"].median(), place_of))
+    return max(every)[-1] if every else None
 
 
 def _leading(result: Comparison) -> pd.DataFrame:

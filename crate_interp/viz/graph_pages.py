@@ -73,7 +73,6 @@ def _data(graph: AttributionGraph, picture: pd.DataFrame) -> dict[str, Any]:
     places: Any = graph.table("places").pivot(index="layer", columns="pos", values="attribution")
     scaled = places.div(places.abs().max(axis=1).clip(lower=1e-30), axis=0)
     target = meta["target"]
-    plain_target = target["versus"] is None
     return {
         "nodes": nodes,
         "edges": _edges(graph, {node: number for number, node in enumerate(table["node"])}),
@@ -85,9 +84,7 @@ def _data(graph: AttributionGraph, picture: pd.DataFrame) -> dict[str, Any]:
         "places": [[float(f"{value:.2f}") for value in row] for row in scaled.to_numpy()],
         "examples": _examples(graph),
         "answer": graph.answer,
-        "versus": "the mean of all logits"
-        if plain_target
-        else f"\u201c{target['versus_name']}\u201d",
+        "versus": None if target["versus"] is None else target["versus_name"],
         "exact": len(meta["settings"]["freeze"]) == 2,
         "heads": bool((graph.table("edges")["head"] >= 0).any()),
         "target": target["logit"],
