@@ -200,7 +200,10 @@ def test_a_matrix_is_seen_whole_in_a_notebook(driven, views, tmp_path):  # noqa:
             assert seen[3] == pytest.approx(seen[4]) and seen[3] > 200
             count, box = len(pattern[0]), frame.locator("#matrix").bounding_box()
             query, key = count - 2, 1
-            at = {"x": box["width"] * (key + 0.5) / count, "y": box["height"] * (query + 0.5) / count}
+            at = {
+                "x": box["width"] * (key + 0.5) / count,
+                "y": box["height"] * (query + 0.5) / count,
+            }
             frame.locator("#matrix").hover(position=at)  # scrolls to it
             first = matrix(page)["first"]  # the head that is open
             told = re.search(

@@ -339,14 +339,13 @@ class AuditResult(Result):
             return [f"No claim {which} applies to the layers of {model}."]
         facts: Any = FAMILIES.get(self.meta["config"]["family"], {})
         goal = KINDS.get(facts.get("attention"), KINDS["mssa"]).objective
-        certain = {
-            verdicts.SHOWN[word].answer: counts.get(word, 0)
-            for word in (verdicts.KEPT, verdicts.DEPENDS, verdicts.BROKEN)
-        }
-        unknown = layers - counts.get(verdicts.NOT_APPLICABLE, 0) - sum(certain.values())
-        every = [f"{said} in {n}" for said, n in (certain | {"can't tell": unknown}).items() if n]
-        answer = f"Attention lowers {goal}: {every[0]} of {layers} layers"
-        answer = f"{', '.join([answer, *every[1:]])}."
+        words = verdicts.KEPT, verdicts.DEPENDS, verdicts.BROKEN
+        found = {word: counts.get(word, 0) for word in words}
+        tested = layers - counts.get(verdicts.NOT_APPLICABLE, 0)
+        found[verdicts.UNDECIDED] = tested - sum(found.values())
+        every = [f"{verdicts.SHOWN[word].answer} in {n}" for word, n in found.items() if n]
+        every[0] = f"Attention lowers {goal}: {every[0]} of {layers} layers"
+        answer = f"{', '.join(every)}."
         rows = main_rows(self, "cells")
         rows = rows[(rows["number"] == "compresses") & (rows["frame"] == "read")]
         falls, beyond = (rows["high"] < 0).sum(), (rows["verdict"] == verdicts.KEPT).sum()

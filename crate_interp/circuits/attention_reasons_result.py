@@ -5,6 +5,7 @@ from typing import Any
 import pandas as pd
 
 from crate_interp.circuits.circuit import head_name
+from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
 from crate_interp.results.result import Result, first
 
@@ -44,8 +45,13 @@ class AttentionReason(Result):
     ALONE = "a reason explains one score of one sample, and reasons do not merge."
 
     def attention(self, side: str, kind: str, k: int, network: str = MODEL) -> float:
-        """Returns the attention that is left without k atoms of a kind, at a side."""
+        """Returns the attention that is left without k atoms of a kind, at a side.
+
+        Raises ValueError, with those that there are, for others.
+        """
         table: Any = self._table("effects").set_index(["network", "side", "kind", "k"])
+        names = [" ".join(map(str, place)) for place in table.index]
+        checks.one_of("network, side, kind and k", f"{network} {side} {kind} {k}", names)
         return float(table.loc[(network, side, kind, k), "attention"])
 
     def sentences(self) -> list[str]:

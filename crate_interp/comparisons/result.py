@@ -216,12 +216,13 @@ def steady(result: Comparison) -> tuple[str, bool, int, int] | None:
     "probe.statistic", whether a is higher, in how many layers it is evidence, and of how many.
     """
     tested: Any = result.table("differences").dropna(subset="p")
+    leading: Any = _leading(result).groupby(["probe", "statistic"], sort=False)
     counts, every = tested.value_counts(["probe", "statistic"]), []
-    for (probe, name), own in _leading(result).groupby(["probe", "statistic"], sort=False):
-        higher, of = own["difference"] > 0, int(counts[probe, name])
-        if higher.nunique() == 1:
-            place_of = f"{probe}.{name}", bool(higher.iloc[0]), len(own), of
-            every.append((len(own) / of, own["share"].median(), place_of))
+    for (probe, name), own in leading:
+        higher, of = {*(own["difference"] > 0)}, int(counts[probe, name])
+        if len(higher) == 1:
+            found = f"{probe}.{name}", *higher, len(own), of
+            every.append((len(own) / of, own["share"].median(), found))
     return max(every)[-1] if every else None
 
 

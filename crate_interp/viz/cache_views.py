@@ -166,6 +166,7 @@ def activations(
     said = _most_on(values, called, chosen, picked, word)
     _, first, best = np.unravel_index(int(values.argmax()), values.shape)
     data = {
+        "tokens": names_of(model, known, len(found[0]), grid),
         "values": _rounded(values.permute(1, 2, 0)),  # [layer, atom, pos]
         "layers": chosen,
         "atoms": picked,
@@ -176,8 +177,6 @@ def activations(
     if model.cfg.kind != "text" and tokens is None:
         page, data = "activations.html", data | {"grid": grid_of(model, grid)}
         picture = "" if images is None else picture_of(model, images, sample, cache)
-    else:
-        data["tokens"] = names_of(model, known, len(found[0]), grid)
     return Html.of(page, title, kicker=kicker, said=said, word=word, picture=picture, data=data)
 
 
@@ -212,34 +211,30 @@ def top_tokens(
     words = [tokens_of(cache, k) for k in range(n)] if tokens is None else list(tokens)
     if len(words) != n:
         raise ValueError(f"got tokens of {len(words)} samples: give the tokens of each.")
-    names, stacks, ranks, places = [], [], [], []
+    data: dict[str, Any] = {
+        "layers": chosen,
+        "count": count,
+        "tokens": [],
+        "values": [],
+        "ranked": [],
+    }
+    stacks, places = [], []
     for sample in range(n):
         found = [activation(cache, layer, point, sample).flatten(1) for layer in chosen]
-        picked = numbers("atoms", atoms, found[0].shape[1])
-        stacks.append(
-            torch.stack([layer[:, picked] for layer in found], dim=1)
-        )  # [pos, layer, atom]
-        names.append(names_of(cache.model, words[sample], len(found[0]), None))
+        data["atoms"] = picked = numbers("atoms", atoms, found[0].shape[1])
+        stacks.append(torch.stack([each[:, picked] for each in found], 1))  # [pos, layer, atom]
+        data["tokens"].append(names_of(cache.model, words[sample], len(found[0]), None))
         places += _places(cache.model, words[sample], len(found[0]), None)
         ranked, size = stacks[-1].permute(1, 2, 0).sort(descending=True, stable=True), len(found[0])
         ends = [*range(min(count, size)), *range(max(count, size - count), size)]
-        ranks.append((_rounded(ranked.values[..., ends]), ranked.indices[..., ends].tolist()))
+        data["values"].append(_rounded(ranked.values[..., ends]))
+        data["ranked"].append(ranked.indices[..., ends].tolist())
     word, values = entry_word(cache.model.cfg.sparse_step), torch.cat(stacks)
     first = max(range(n), key=lambda sample: float(stacks[sample].max()))
-    data = {
-        "tokens": names,
-        "values": [values for values, _ in ranks],
-        "places": [places for _, places in ranks],
-        "samples": [f"sample {sample}" for sample in range(n)],
-        "layers": chosen,
-        "atoms": picked,
-        "first": [first, int(stacks[first].amax(dim=(0, 2)).argmax())],
-        "most": float(values.abs().max()) or 1.0,
-        "count": count,
-        "word": word,
-    }
+    data["first"] = [first, int(stacks[first].amax(dim=(0, 2)).argmax())]
+    data["most"] = float(values.abs().max()) or 1.0
     title = f"{name_of(cache)}: in which tokens {word}s are largest"
-    said = _most_on(values, places, chosen, picked, word)
+    said = _most_on(values, places, chosen, data["atoms"], word)
     kicker = f"{point}, {counted(n, 'samples')}"
     return Html.of("top-tokens.html", title, kicker=kicker, said=said, word=word, data=data)
 

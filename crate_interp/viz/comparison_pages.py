@@ -167,10 +167,6 @@ def concentration_page(result: Concentration, out: str | Path) -> Path:
     Returns the path of the page. Raises ValueError if the folder cannot be written, or another
     process is writing it.
     """
-    numbers = {
-        "Shares of the gap": result.table("shares"),
-        "Native axes against other axes": result.table("contrasts"),
-    }
     return write_page(
         result,
         out,
@@ -178,7 +174,10 @@ def concentration_page(result: Concentration, out: str | Path) -> Path:
         "how few nodes of the code carry an answer?",
         {"concentration.png": concentration(result)},
         said=result.sentences(),
-        numbers=numbers,
+        numbers={
+            "Shares of the gap": result.table("shares"),
+            "Native axes against other axes": result.table("contrasts"),
+        },
         curves=inline_svg(concentration(result, title=""), result.finding(), salt="curves"),
     )
 
@@ -214,7 +213,6 @@ def why_page(reason: AttentionReason, out: str | Path) -> Path:
         most=float(pieces["part"].abs().max()) or 1.0,
         piece_name=piece_name,
         boxes=boxes,
-        spaced=all(word.isdigit() for word in meta["tokens"]),  # ids, without a tokenizer
         picture=data_uri(picture["webp"].iloc[0], "webp") if len(picture) else "",
         pairs=parts[parts["query_atom"] > OTHERS].head(12),
         curves=inline_svg(why_figure(reason, title=""), reason.finding(), salt="why"),

@@ -35,13 +35,12 @@ def graph(graph: AttributionGraph) -> Html:
         The page; `.save(path)` writes it.
     """
     meta, name, picture = graph.meta, model_name(graph.meta), graph.table("picture")
-    title = plain(f"{name}: {graph.question}")
     agreement, twins = (graph.of("agreement", network) for network in (result.MODEL, UNTRAINED))
     sufficiency: Any = graph.of("sufficiency")
     random: Any = graph.of("sufficiency", UNTRAINED).set_index("k")["logit"]
     return Html.of(
         "graph.html",
-        title,
+        plain(f"{name}: {graph.question}"),
         name=name,
         meta=meta,
         graph=graph,

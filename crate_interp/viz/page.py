@@ -113,8 +113,7 @@ def _templates() -> Any:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     def visible_value(value: Any) -> Any:
-        is_markup = hasattr(value, "__html__")  # our own markup
-        is_text = isinstance(value, str) and not is_markup
+        is_text = isinstance(value, str) and not hasattr(value, "__html__")  # our own markup
         return _PERCENT.sub("\u00a0%", visible(value)) if is_text else value
 
     def counted(count: int, word: str) -> str:
@@ -308,13 +307,16 @@ def figure_uri(figure: Figure) -> str:
     return data_uri(buffer.getvalue())
 
 
-def inline_svg(figure: Figure, alt: str, salt: str) -> str:
+def inline_svg(figure: Figure, alt: str, salt: str, legend: bool = True) -> str:
     """Returns a matplotlib figure as SVG in the colours of the page's light or dark scheme.
 
     Words get the page's text colour. The colours in crate_interp/viz/canvas.py become
     colours of the page; all other colours stay. salt: a text that makes the ids in this figure
-    differ from the ids in other figures of the page.
+    differ from the ids in other figures of the page. legend: whether to keep the figure's legend.
     """
+    if not legend:
+        figure.legends.clear()
+        figure.set_layout_engine("constrained")
     fix_layout(figure)
     buffer = io.StringIO()
     with quiet(), matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):

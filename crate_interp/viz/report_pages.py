@@ -130,19 +130,12 @@ def _change(result: SweepResult, twins: Sweeps, shuffled: Sweeps) -> list[dict[s
         for at in dict.fromkeys((0, len(step.layers) - 1))
     )
     title, name = "R^c before and after attention", "compression.subspace_rate_pre, _mid"
-    svg = _without_legend(change_at_attention(step, *others), f"{title}: {said}.", "change")
+    svg = inline_svg(change_at_attention(step, *others), f"{title}: {said}.", "change", False)
     way = "change in per cent, mean over samples; below 0 means compression"
     return [
         {"svg": svg, "title": title, "caption": f"{said} (nats per token)", "way": way}
         | {"name": name}
     ]
-
-
-def _without_legend(figure: Figure, alt: str, salt: str) -> str:
-    """Returns a figure as `inline_svg` does, without its legend: the page has one for all."""
-    figure.legends.clear()
-    figure.set_layout_engine("constrained")
-    return inline_svg(figure, alt, salt)
 
 
 def _caution(result: SweepResult, twins: Sweeps) -> str:
@@ -207,7 +200,7 @@ def _sections(
         whole = Bbox.from_bounds(0, 0, *(figure.get_size_inches() + (0, _TITLE)))
         figure.savefig(out / "figures" / f"{file_name(name)}.png", dpi=150, bbox_inches=whole)
         figure.axes[0].set_title("")
-        svg = _without_legend(figure, f"{record.title} by layer: {numbers}.", name)
+        svg = inline_svg(figure, f"{record.title} by layer: {numbers}.", name, legend=False)
         panel = {"svg": svg, "title": record.title, "way": record.direction, "name": name}
         panel |= {"caption": f"{numbers}. {record.how}"}
         sections.setdefault(probe, new)["panels"].append(panel)

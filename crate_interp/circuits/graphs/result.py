@@ -228,7 +228,9 @@ class AttributionGraph(Result):
 
     @property
     def rival_rank(self) -> str:
-        """Returns which of the model's answers the rival is."""
+        """Returns which of the model's answers the rival is; "" for a graph made without tests."""
+        if "rival" not in self.meta:
+            return ""
         table: Any = self._table("answers").set_index("answer")["logit"]
         above = int((table > table[self.meta["rival"]["answer"]]).sum())
         words = {0: "the model's answer", 1: "the next answer"}

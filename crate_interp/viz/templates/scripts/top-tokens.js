@@ -17,10 +17,10 @@ function menu(id, names, first) {
   select.addEventListener("input", show);
   return () => +select.value;
 }
-const sample = menu("sample", data.samples, data.first[0]), layer = menu("layer", data.layers, data.first[1]);
+const sample = menu("sample", data.tokens.map((_, place) => `sample ${place}`), data.first[0]), layer = menu("layer", data.layers, data.first[1]);
 
 function show() {
-  const values = data.values[sample()][layer()], places = data.places[sample()][layer()], off = [];
+  const values = data.values[sample()][layer()], places = data.ranked[sample()][layer()], off = [];
   find("rows").replaceChildren();
   values.forEach((line, atom) => {
     if (!line.some(value => value)) return off.push(data.atoms[atom]);
