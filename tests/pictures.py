@@ -127,11 +127,13 @@ def _measured(page: Any) -> list[str]:
 
 
 def kept_for_docs(out: Path, names: Iterable[str]) -> None:
-    """Writes the drawing of each page, light and wide, as a picture for the documentation."""
+    """Writes the first screen of each page, light and wide, as a picture for the documentation."""
     folder = ROOT / "demos" / "docs" / "pages" / "assets" / "pages"
     for name in names:
         with Image.open(out / f"{name}-{WIDTHS[1]}-light-drawing.png") as shot:
             small = shot.convert("RGB").resize((720, 480), Image.Resampling.LANCZOS)
+            fade = Image.linear_gradient("L").resize((720, 60))  # the page goes on
+            small.paste("white", (0, 420, 720, 480), fade)
             small.save(folder / f"{name}.webp")
 
 
