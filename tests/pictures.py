@@ -134,7 +134,7 @@ def kept_for_docs(out: Path, names: Iterable[str]) -> None:
             small = shot.convert("RGB").resize((720, 480), Image.Resampling.LANCZOS)
             fade = Image.linear_gradient("L").resize((720, 60))  # the page goes on
             small.paste("white", (0, 420, 720, 480), fade)
-            small.save(folder / f"{name}.webp")
+            small.save(folder / f"{name}.webp", quality=60)
 
 
 def main() -> bool:
