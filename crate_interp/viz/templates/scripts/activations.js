@@ -70,4 +70,5 @@ function show() {
   say(now.indexOf(Math.max(...now)));
   find("live").textContent = `On at ${on} of ${now.length} tokens. Largest: ${find("live").textContent}`;
 }
+find("signed").hidden = !data.values.flat(2).some(value => value < 0);
 show();

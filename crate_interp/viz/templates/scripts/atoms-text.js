@@ -52,4 +52,5 @@ function show() {
   if (on) say(now.map(Math.abs).indexOf(top));
   find("live").textContent = on ? `On at ${on} of ${now.length} tokens. ${find("live").textContent}` : "Off at every token of this text.";
 }
+find("signed").hidden = !data.values.flat(2).some(value => value < 0);
 show();

@@ -38,4 +38,5 @@ function show() {
   });
   find("off").textContent = off.length ? `Off at every token: ${off.join(", ")}.` : "";
 }
+find("signed").hidden = !data.values.flat(3).some(value => value < 0);
 show();
