@@ -11,8 +11,8 @@ from playwright.sync_api import sync_playwright
 
 import crate_interp as ci
 
-SAMPLE, STATE = 5, "layer=0&head=2&mode=to&scale=row&off=head&over=none"
-PART = {"x": 20, "y": 66, "width": 1240, "height": 608}  # of the window, in pixels
+SAMPLE, STATE = 5, "layer=3&head=1&mode=to&scale=row&off=head&over=none"
+PART = {"x": 20, "y": 66, "width": 1240, "height": 599}  # of the window, in pixels
 
 
 def main(out: Path) -> None:
@@ -27,7 +27,7 @@ def main(out: Path) -> None:
         window.goto(f"{page.as_uri()}#{STATE}")
         window.wait_for_timeout(1000)
         window.screenshot(path=out, clip=PART)  # pyright: ignore[reportArgumentType]
-        print(window.inner_text("text=Without head L0H2"))
+        print(window.inner_text("text=Without head L3H1"))
         browser.close()
 
 

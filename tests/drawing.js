@@ -1,11 +1,6 @@
-// Where the first row of drawings of a page stands, with what is below it: two thirds as high as wide.
+// The first screen of a page: two thirds as high as it is wide.
 () => {
-  const shown = [...document.querySelectorAll("svg, canvas, img, table, .beside, .duo, .places, .first")].filter(e => e.checkVisibility());
-  let boxes = shown.map(e => e.getBoundingClientRect()).filter(b => b.width >= 60 && b.height >= 36);
-  if (!boxes.length) boxes = [document.body.getBoundingClientRect()];
-  const top = Math.min(...boxes.map(b => b.top)), row = boxes.filter(b => b.top < top + 200);
-  const x = Math.max(0, Math.min(...row.map(b => b.left)) - 24);
-  const right = Math.min(innerWidth, Math.max(...row.map(b => b.right)) + 12);
-  const width = Math.max(540, right - x);
-  return {x, y: Math.max(0, top + scrollY - 40), width, height: width * 2 / 3};
+  const page = document.querySelector("main").getBoundingClientRect();
+  const x = Math.max(0, page.left - 16), width = Math.min(innerWidth, page.right + 16) - x;
+  return {x, y: 0, width, height: width * 2 / 3};
 }

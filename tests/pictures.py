@@ -24,8 +24,6 @@ ROOT = Path(__file__).parent.parent
 TEXT = "In the beginning was the Word, and the Word was with God"
 Pages = dict[str, tuple[Path, list[str]]]  # name -> the page, and words that must be in it
 
-# circuitsvis colours these tokens by their values, in shades of its own
-SHADED = ("atoms-text",)
 # pages that show nothing but numbers without scripts
 SCRIPTED = ("attention-image", "attention-text", "atlas", "atlas-layer")
 
@@ -51,7 +49,7 @@ def views(out: Path) -> Pages:
         "attention-image": (view.attention(cache, 3, images=images), ["L3H0", "L3H5"]),
         "attention-text": (view.attention(texts, 2, tokens=TEXT), ["L2H0", "L2H3"]),
         "atoms-image": (view.activations(cache, atoms, images=images), ["CLS", "atom"]),
-        "atoms-text": (view.activations(texts, atoms, tokens=TEXT), ["beg", "Layer"]),
+        "atoms-text": (view.activations(texts, atoms, tokens=TEXT), ["be", "Every atom"]),
         "top-tokens": (view.top_tokens(texts, range(5), tokens=[TEXT]), ["sample 0"]),
         "heads": (view.head_grid(cache, images), ["head 5"]),
         "explorer-image": (view.explore(cache, images, without=off), ["The model sees", "patch ("]),
@@ -108,28 +106,30 @@ def looked_at(browser: Any, page: Path, words: list[str], picture: Path) -> Iter
                 shown.page.screenshot(path=f"{one}.png", full_page=True)
                 box = shown.page.evaluate(DRAWING)
                 shown.page.screenshot(path=f"{one}-drawing.png", full_page=True, clip=box)
-                wrong = _measured(shown.page, picture.name)
+                wrong = _measured(shown.page)
                 text = shown.page.content()
                 wrong += [f"{word!r} is not in it" for word in words if word not in text]
                 shown.page.evaluate(OPEN_ALL)
-                unfolded = _measured(shown.page, picture.name)
+                unfolded = _measured(shown.page)
                 wrong += [f"unfolded: {text}" for text in unfolded if text not in wrong]
                 wrong += [f"it asked for {url}" for url in shown.asked]
                 wrong += [text for text in shown.wrong if "GL Driver Message" not in text]
             yield from (f"{width} {scheme}: {text}" for text in wrong)
 
 
-def _measured(page: Any, name: str) -> list[str]:
-    return overflow(page) + ([] if name in SHADED else low_contrast(page))
+def _measured(page: Any) -> list[str]:
+    return overflow(page) + low_contrast(page)
 
 
 def kept_for_docs(out: Path, names: Iterable[str]) -> None:
-    """Writes the drawing of each page, light and wide, as a picture for the documentation."""
+    """Writes the first screen of each page, light and wide, as a picture for the documentation."""
     folder = ROOT / "demos" / "docs" / "pages" / "assets" / "pages"
     for name in names:
         with Image.open(out / f"{name}-{WIDTHS[1]}-light-drawing.png") as shot:
             small = shot.convert("RGB").resize((720, 480), Image.Resampling.LANCZOS)
-            small.save(folder / f"{name}.webp")
+            fade = Image.linear_gradient("L").resize((720, 60))  # the page goes on
+            small.paste("white", (0, 420, 720, 480), fade)
+            small.save(folder / f"{name}.webp", quality=60)
 
 
 def main() -> bool:

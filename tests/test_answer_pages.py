@@ -157,7 +157,7 @@ def test_the_cards_are_of_the_atoms_with_most_energy(model, pictures, tmp_path):
     shown = excerpts(places, model, samples_of(model, pictures), False)
     text = ci.viz.atoms_page(result, tmp_path, excerpts=shown).read_text()
     table = result.table()
-    cards = re.findall(r'<b class="name">L(\d)A(\d+)</b><span class="quiet">on at ([\d.]+)%', text)
+    cards = re.findall(r'<b class="name">L(\d)A(\d+)</b><span .{13}>on at ([\d.]+)\s%', text)
     for layer in range(LAYERS):
         rows = table[(table["layer"] == layer) & (table["state"] == "")]
         best = rows.sort_values("energy_share", ascending=False, kind="stable").head(CARDS)

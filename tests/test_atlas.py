@@ -150,7 +150,8 @@ def test_atoms_are_sorted_filtered_and_reached_by_keys(driven, tmp_path):  # noq
     with opened(driven, index) as shown:
         page, names = shown.page, shown.page.locator(".card .name")
         rows = carried(index.read_text(), "data")["atoms"]
-        assert names.all_inner_texts() == [f"L{row[0]}A{row[1]}" for row in rows[:60]]
+        page.select_option("#order", "effect")
+        assert names.all_inner_texts() == [f"L{row[0]}A{row[1]}" for row in rows[:SHOWN]]
         page.select_option("#order", "often")
         rates = table.sort_values("firing_rate", ascending=False, kind="stable")["firing_rate"]
         best = names.first.inner_text()[1:].split("A")

@@ -125,9 +125,8 @@ TEXT = "In the beginning was the Word"
 
 
 def properties(page):
-    """What a page hands to its component of circuitsvis."""
-    told = page.html().split("CircuitsVis.render(")[1].split(", ", 2)[2]
-    return json.JSONDecoder().raw_decode(told)[0]
+    """What a page of atoms carries for its script."""
+    return json.loads(re.search(r'id="data">(.*?)</script>', page.html())[1])
 
 
 def matrix(page):
@@ -161,7 +160,7 @@ def test_attention_of_texts_names_its_tokens_without_being_asked():
         assert props["tokens"] == lm.to_str_tokens(TEXT) and props["causal"] is True
     assert properties(ci.viz.activations(cache, 0))["tokens"] == lm.to_str_tokens(TEXT)
     top = properties(ci.viz.top_tokens(cache, range(3)))
-    assert top["tokens"] == [lm.to_str_tokens(TEXT)] * 2
+    assert top["tokens"] == [lm.to_str_tokens(TEXT)]
     _, few = lm.run_with_cache(TEXT, names_filter="blocks.2.attn.hook_pattern")
     assert matrix(ci.viz.attention(few, 2))["tokens"][:2] == ["0", "1"]
     with lm.hooks([("hook_embed", lambda x, hook: x + 1)]):  # no token embeds to that
@@ -171,14 +170,13 @@ def test_attention_of_texts_names_its_tokens_without_being_asked():
 
 def test_activations_are_a_grid_of_patches_or_tokens(cache):
     page = ci.viz.activations(cache, [3, 1], layers=[2, 0])
-    told = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.html())[1]
-    data = json.loads(told)
+    data = properties(page)
     code = torch.stack([cache["post", layer][0][:, [3, 1]].T for layer in (2, 0)]).numpy()
     np.testing.assert_allclose(np.array(data["values"]), code, rtol=6e-3)
     assert (data["layers"], data["atoms"], data["grid"]) == ([2, 0], [3, 1], [3, 4])
     assert data["first"] == [int(at) for at in np.unravel_index(code.argmax(), code.shape)[:2]]
     layer, atom = [2, 0][data["first"][0]], [3, 1][data["first"][1]]
-    assert f"atom {atom} of layer {layer} is on" in page.html()
+    assert f"Atom {atom} of layer {layer} is on" in page.html()
 
 
 @pytest.fixture(scope="module")
@@ -213,17 +211,18 @@ def test_a_matrix_is_seen_whole_in_a_notebook(driven, views, tmp_path):  # noqa:
             assert seen[3] == pytest.approx(seen[4]) and seen[3] > 200
             count, box = len(pattern[0]), frame.locator("#matrix").bounding_box()
             query, key = count - 2, 1
-            shown.page.mouse.move(
-                box["x"] + box["width"] * (key + 0.5) / count,
-                box["y"] + box["height"] * (query + 0.5) / count,
-            )
+            at = {
+                "x": box["width"] * (key + 0.5) / count,
+                "y": box["height"] * (query + 0.5) / count,
+            }
+            frame.locator("#matrix").hover(position=at)  # scrolls to it
             first = matrix(page)["first"]  # the head that is open
             told = re.search(
-                r"\) gives .*? ([\d.e-]+), ([\d.e-]+) times", frame.inner_text("#live")
+                r" gives .*? ([\d.e-]+)\s%, ([\d.e-]+) times", frame.inner_text("#live")
             )
             share = pattern[first, query, key].item()
             most = pattern[first, query].max().item()
-            assert float(told[1]) == pytest.approx(share, abs=most / 255 + 0.05 * share)
+            assert float(told[1]) / 100 == pytest.approx(share, abs=most / 255 + 0.05 * share)
             keys = query + 1 if name == "text" else count
             assert float(told[2]) == pytest.approx(share * keys, abs=most * keys / 200 + 0.05)
             colours = (

@@ -128,7 +128,6 @@ def test_every_page_fits_and_is_read_at_both_widths_in_both_schemes(driven, tmp_
 @pytest.mark.parametrize("width", few((390, 1200)))
 def test_a_sign_opens_its_card_and_escape_closes_it(driven, pages, width):  # noqa: F811
     with opened(driven, pages[1], width, "dark") as shown:
-        shown.page.click("#claims summary")
         signs = shown.page.locator(".sign button")
         last = LAYERS - 1
         box = signs.nth(last).bounding_box()

@@ -339,17 +339,13 @@ class AuditResult(Result):
             return [f"No claim {which} applies to the layers of {model}."]
         facts: Any = FAMILIES.get(self.meta["config"]["family"], {})
         goal = KINDS.get(facts.get("attention"), KINDS["mssa"]).objective
-        yes = "Yes" if counts.get(verdicts.KEPT) == layers else "It depends on the layer"
-        answers = {
-            verdicts.KEPT: f"{yes}: attention lowers {goal} under every scaling",
-            verdicts.DEPENDS: f"It depends: attention lowers {goal} under some scalings, by more "
-            "than chance,",
-            verdicts.BROKEN: f"No: attention does not lower {goal}",
-            verdicts.UNDECIDED: f"Can't tell: {goal} is shown neither to fall nor to stay",
-        }
-        word = next((word for word in answers if word in counts), verdicts.UNDECIDED)
-        count = counts.get(word) or layers - counts.get(verdicts.NOT_APPLICABLE, 0)
-        answer = f"{answers[word]} in {count} of {layers} layers of {model}."
+        words = verdicts.KEPT, verdicts.DEPENDS, verdicts.BROKEN
+        found = {word: counts.get(word, 0) for word in words}
+        tested = layers - counts.get(verdicts.NOT_APPLICABLE, 0)
+        found[verdicts.UNDECIDED] = tested - sum(found.values())
+        every = [f"{verdicts.SHOWN[word].answer} in {n}" for word, n in found.items() if n]
+        every[0] = f"Attention lowers {goal}: {every[0]} of {layers} layers"
+        answer = f"{', '.join(every)}."
         rows = main_rows(self, "cells")
         rows = rows[(rows["number"] == "compresses") & (rows["frame"] == "read")]
         falls, beyond = (rows["high"] < 0).sum(), (rows["verdict"] == verdicts.KEPT).sum()

@@ -5,6 +5,7 @@ from typing import Any
 import pandas as pd
 
 from crate_interp.circuits.circuit import head_name
+from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
 from crate_interp.results.result import Result, first
 
@@ -44,8 +45,13 @@ class AttentionReason(Result):
     ALONE = "a reason explains one score of one sample, and reasons do not merge."
 
     def attention(self, side: str, kind: str, k: int, network: str = MODEL) -> float:
-        """Returns the attention that is left without k atoms of a kind, at a side."""
+        """Returns the attention that is left without k atoms of a kind, at a side.
+
+        Raises ValueError, with those that there are, for others.
+        """
         table: Any = self._table("effects").set_index(["network", "side", "kind", "k"])
+        names = [" ".join(map(str, place)) for place in table.index]
+        checks.one_of("network, side, kind and k", f"{network} {side} {kind} {k}", names)
         return float(table.loc[(network, side, kind, k), "attention"])
 
     def sentences(self) -> list[str]:
@@ -66,7 +72,7 @@ class AttentionReason(Result):
         more = "more" if ratio < 0.95 else "less" if ratio > 1.05 else "as much"
         said = {kind: _per_cent(share) for kind, share in left.items()}
         return [
-            f"{lead}, and {said['strongest']} without its {k} strongest atoms.",
+            f"{lead}; without the {k} strongest atoms of {key}, {said['strongest']}.",
             f"The {k} {words[rival]} carry {more}: without them {said[rival]} is left.",
             f"Even attention would give it {_per_cent(meta['even'])}. "
             f"Without {k} random atoms of the key {said['random']} is left, without the {k} "

@@ -173,19 +173,29 @@ class Concentration(Result):
     def sentences(self) -> list[str]:
         """Returns what a few nodes carry, what random axes do, and what training changed."""
         shares, table = self.table("shares"), self.table("contrasts")
-        own: Any = shares[(shares["k"] == self.middle) & (shares["basis"] == NATIVE)]["carried"]
-        null: Any = shares[(shares["k"] == self.middle) & (shares["basis"] == ROTATED)]["carried"]
-        against = table[(table["k"] == self.middle) & (table["versus"] == ROTATED)]
-        pairs = zip(against["difference"], against["p"], strict=True)
-        layers = Counter(of_difference(*pair) for pair in pairs)
-        pairs = zip(against["learned"] - 1, against["learned_p"], strict=True)
-        learned = [of_difference(*pair) for pair in pairs].count(KEPT)
+        shares, table = shares[shares["k"] == self.middle], table[table["k"] == self.middle]
+        own, null = (
+            f"{100 * carried.min():.0f}\u00a0% to {100 * carried.max():.0f}\u00a0%"
+            for basis in (NATIVE, ROTATED)
+            for carried in (shares["carried"][shares["basis"] == basis],)
+        )
+
+        def layers(versus: str, column: str, p: str) -> Counter[str]:
+            rows: Any = table[table["versus"] == versus]
+            values = rows[column] - (column == "learned")  # a ratio
+            return Counter(of_difference(*pair) for pair in zip(values, rows[p], strict=True))
+
+        random, principal = (layers(versus, "difference", "p") for versus in (ROTATED, PCA))
+        learned = layers(ROTATED, "learned", "learned_p")[KEPT]
+        ways = {1: "carry less", 0: "may do as well", -1: "carry more"}
+        way = ways[int(np.sign(principal[KEPT] - principal[BROKEN]))]
         points: Any = self._table("points")
         return [
-            f"Swapping {self.middle} nodes of the code for a donor's carries {own.min():.0%} to "
-            f"{own.max():.0%} of the gap between two answers.",
-            f"Random axes carry {null.min():.0%} to {null.max():.0%} of the gap: less in "
-            f"{layers[KEPT]} of {len(own)} layers, and more in {layers[BROKEN]}.",
+            f"{self.middle} nodes carry {own} of the gap between two answers; "
+            f"principal axes {way}.",
+            f"Random axes carry {null}: less in {random[KEPT]} of {sum(random.values())} layers, "
+            f"more in {random[BROKEN]}. Principal axes carry less in {principal[KEPT]}, "
+            f"more in {principal[BROKEN]}.",
             f"A layer of {self.meta['model'] or 'the model'} has "
             f"{(points['tokens'] * points['width']).max():,} (token, coordinate) nodes, measured "
             f"on {self.counted_samples()}.",

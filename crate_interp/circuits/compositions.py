@@ -109,10 +109,10 @@ class Composition(Result):
         """Returns the pair with the highest score, the chance score, and the size of `above()`."""
         (edge,), best = self.circuit(1).edges, self.top(1).iloc[0]
         return (
-            f"In {self.meta['model'] or 'the model'}, {edge.target} reads {edge.weight:.0%} of "
-            f"what {edge.source} writes, the most of all pairs; a random subspace reads "
-            f"{best['chance']:.0%}. {len(self.above())} of {len(self._table('pairs'))} pairs lie "
-            "above the 99th percentile of random subspaces."
+            f"In {self.meta['model'] or 'the model'}, {edge.target} reads "
+            f"{100 * edge.weight:.0f}\u00a0% of what {edge.source} writes, the most of all pairs; "
+            f"a random subspace reads {100 * best['chance']:.0f}\u00a0%. {len(self.above())} of "
+            f"{len(self._table('pairs'))} pairs lie above the 99th percentile of random subspaces."
         )
 
     def _notebook_table(self) -> pd.DataFrame:

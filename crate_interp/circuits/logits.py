@@ -189,7 +189,7 @@ class LogitLens(Result):
         name = safe_text.plain(self.meta["model"] or "the model")
         return (
             f"For sample {last['sample']} {name} answers {last['answer']!r} "
-            f"({last['probability']:.0%}). It is the likeliest answer from layer "
+            f"({100 * last['probability']:.0f}\u00a0%). It is the likeliest answer from layer "
             f"{0 if others.empty else int(others.max()) + 1} of {last['layer']} on."
         )
 

@@ -81,7 +81,7 @@ def sweep(request: Request) -> None:
     names = [*dict(columns(result))]
     names = [name for name in names if name in (OFFICIAL, "sparsity.zero_fraction")] or names[:1]
     folder, names = json_text.dumps(str(request.out)), json_text.dumps(names)
-    drawn = f'[ci.viz.layers(r, name).savefig(name + ".png") for name in {names}]'
+    drawn = f'[ci.viz.layers(r, name).savefig({folder} + f"/{{name}}.png") for name in {names}]'
     code = quote(f"import crate_interp as ci; r = ci.SweepResult.load({folder}); {drawn}")
     table = f"{as_text(*summary(result, []))}\nCharts by layer:  python -c {code}"
     more = f"{result.sharpest()}\n{result.controls_text()}"

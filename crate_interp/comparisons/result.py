@@ -1,12 +1,13 @@
 """Comparison: how two networks, or two groups of networks, differ in each statistic and layer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
+from crate_interp.probes import statistic
 from crate_interp.results.result import Result, as_text, first
 from crate_interp.stats.intervals import LEVEL, student_interval
 from crate_interp.stats.verdicts import BROKEN, KEPT, SHOWN, of_difference
@@ -111,10 +112,15 @@ class Comparison(Result):
         ]
         alike = table["untrained_p"]
         if spread and not alike.isna().all():
-            said[1] += (
-                f" Ignoring this spread, {held} differences hold, and {(alike <= LEVEL).sum()} "
-                "between two untrained networks."
+            said[2] = (
+                f"Ignoring this spread, {held} differences hold between these networks ({model}), "
+                f"and {(alike <= LEVEL).sum()} between two untrained networks."
             )
+        if lead := steady(self):
+            name, higher, layers, of = lead
+            sides = f" than {self.meta['b']['name']} in {layers} of {of} layers."
+            start = f"{statistic(self.meta, name).title}: {self.meta['a']['name']} is "
+            said[:2] = start + ("higher" if higher else "lower") + sides, " ".join(said[:2])
         return [words for words in said if words]
 
     def _against_chance(self, none: bool) -> str:
@@ -126,8 +132,14 @@ class Comparison(Result):
 
     def finding(self) -> str:
         """Returns how many differences are evidence, what stands beside that, and the largest."""
-        most = "".join(f"The largest: {words}." for words in list_of_largest(self, count=1))
-        return f"{super().finding()} {most}".strip()
+        words = super().finding()
+        for row in largest(self, 1):
+            name = f"{row['probe']}.{row['statistic']}"
+            words += f" The largest: {name}: {signed(row['difference'])} ({row['low']:+.3g} to "
+            words += f"{row['high']:+.3g}) in {place(row, self.meta['a']['n_layers'])}, "
+            unit = self.meta["statistics"][name][0]
+            words += f"{row['a']:.4g} against {row['b']:.4g} {unit}".rstrip() + "."
+        return words
 
     def caution(self) -> str:
         """Returns a warning: what intervals leave out, and whether layers are paired by depth."""
@@ -191,35 +203,44 @@ def evidence(differences: pd.DataFrame) -> pd.Series:
     return table["holds"] & (table["excess_p"] <= LEVEL) if known else table["holds"]
 
 
-def list_of_largest(result: Result, named: Callable = str, count: int = LARGEST) -> list[str]:
-    """Returns the largest differences as texts, with their intervals.
+def steady(result: Comparison) -> tuple[str, bool, int, int] | None:
+    """Returns the difference that needs the fewest words: it has one sign wherever it is evidence.
 
-    named: a function that returns the title of a "probe.statistic".
+    Of such statistics it is the one that is evidence in the largest part of its layers, and then
+    the one whose median difference is the largest, relative to the larger mean. Returns its
+    "probe.statistic", whether a is higher, in how many layers it is evidence, and of how many.
     """
-    texts, depth = [], result.meta["a"]["n_layers"]
-    for row in largest(result, count):
-        name = f"{row['probe']}.{row['statistic']}"
-        ends = f"{row['low']:+.3g} to {row['high']:+.3g}"
-        means = f"{row['a']:.4g} against {row['b']:.4g} {result.meta['statistics'][name][0]}"
-        size = f"{signed(row['difference'])} ({ends}) in {place(row, depth)}"
-        texts.append(f"{named(name)}: {size}, {means}".rstrip())
-    return texts
+    tested: Any = result.table("differences").dropna(subset="p")
+    leading: Any = _leading(result).groupby(["probe", "statistic"], sort=False)
+    counts, every = tested.value_counts(["probe", "statistic"]), []
+    for (probe, name), own in leading:
+        higher, of = {*(own["difference"] > 0)}, int(counts[probe, name])
+        if len(higher) == 1:
+            found = f"{probe}.{name}", *higher, len(own), of
+            every.append((len(own) / of, own["share"].median(), found))
+    return max(every)[-1] if every else None
 
 
-def largest(result: Result, count: int = LARGEST) -> list[dict[str, Any]]:
-    """Returns the rows of the largest differences that are evidence, one for each statistic.
+def _leading(result: Comparison) -> pd.DataFrame:
+    """Returns the differences that are evidence, with their `share` of the larger mean.
 
-    A statistic has the row of the layer in which a and b differ most. Statistics have different
-    units, so they are ordered by the largest difference relative to the larger of the two means.
     The table is empty if no more differ than by chance.
     """
     table: Any = result.table("differences")
     rows = table[evidence(table)]
-    if len(rows) <= LEVEL * table["p"].notna().sum():
-        return []
     most = np.maximum(rows["a"].abs(), rows["b"].abs())
-    share = rows["difference"].abs() / most.where(most > 0, 1.0)
-    rows = rows.assign(share=share, size=rows["difference"].abs())
+    rows = rows.assign(share=rows["difference"].abs() / most.where(most > 0, 1.0))
+    return rows if len(rows) > LEVEL * table["p"].notna().sum() else rows.head(0)
+
+
+def largest(result: Comparison, count: int = LARGEST) -> list[dict[str, Any]]:
+    """Returns the rows of the largest differences that are evidence, one for each statistic.
+
+    A statistic has the row of the layer in which a and b differ most. Statistics have different
+    units, so they are ordered by the largest difference relative to the larger of the two means.
+    """
+    rows: Any = _leading(result)
+    rows = rows.assign(size=rows["difference"].abs())
     rows = rows.assign(most=rows.groupby(["probe", "statistic"])["share"].transform("max"))
     ordered = rows.sort_values(["most", "size"], ascending=False, kind="stable")
     return ordered.drop_duplicates(["probe", "statistic"]).head(count).to_dict("records")

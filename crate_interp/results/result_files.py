@@ -187,6 +187,7 @@ def near_chance(meta: Mapping[str, Any], accuracy: float) -> str:
     if not names or choices <= 2 or choices * accuracy >= 2:
         return ""
     return (
-        f"The model is right in {accuracy:.1%} of its answers ({1 / choices:.1%} by chance), and "
-        f"{', '.join(names)} were assumed: load the model with the values of its training."
+        f"The model is right in {100 * accuracy:.1f}\u00a0% of its answers "
+        f"({100 / choices:.1f}\u00a0% by chance), and {', '.join(names)} were assumed: load the "
+        "model with the values of its training."
     )

@@ -130,11 +130,12 @@ class SaeResult(Result):
         for point, rows in table.set_index("coder").groupby("point", sort=False):
             own, pca = rows.loc[SAE], rows.loc[PCA]
             words.append(
-                f"The autoencoder at {point} explains {own['variance_explained']:.1%} of the "
-                f"variance with {own['l0']:.1f} features a token; the same number of principal "
-                f"components explain {pca['variance_explained']:.1%}. It recovers "
-                f"{own['recovered_mean']:.1%} of the loss that mean ablation adds; the components "
-                f"recover {pca['recovered_mean']:.1%}."
+                f"The autoencoder at {point} explains "
+                f"{100 * own['variance_explained']:.1f}\u00a0% of the variance with "
+                f"{own['l0']:.1f} features a token; the same number of principal components "
+                f"explain {100 * pca['variance_explained']:.1f}\u00a0%. It recovers "
+                f"{100 * own['recovered_mean']:.1f}\u00a0% of the loss that mean ablation "
+                f"adds; the components recover {100 * pca['recovered_mean']:.1f}\u00a0%."
             )
         loss = LOSSES[self.meta["settings"]["loss"]]
         return f"{' '.join(words)} Measured on {self.counted_samples()}, with {loss}."

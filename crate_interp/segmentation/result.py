@@ -121,7 +121,7 @@ class SegmentResult(Result):
         share = settings["mass" if rule == "mass" else "fraction"]
         levels = ", ".join(CELL.values())
         return (
-            f"{rule} rule, {share:.0%}; Jaccard index over {resolution}s ({levels}):\n"
+            f"{rule} rule, {100 * share:.0f}\u00a0%; Jaccard index over {resolution}s ({levels}):\n"
             f"{as_text(*self.cells(rule, resolution))}\n"
             f"without a network: {self.others(rule, resolution)}"
         )
@@ -135,8 +135,9 @@ class SegmentResult(Result):
         """Returns the meaning of the rules and of the columns of `text`."""
         settings = self.meta["probes"]["segmentation"]["settings"]
         return (
-            f"mass rule: the patches with most attention that hold {settings['mass']:.0%} of a "
-            f"map. top rule: the {settings['fraction']:.0%} of the patches with most attention.\n"
+            "mass rule: the patches with most attention that hold "
+            f"{100 * settings['mass']:.0f}\u00a0% of a map. top rule: the "
+            f"{100 * settings['fraction']:.0f}\u00a0% of the patches with most attention.\n"
             "best head for each image: chosen by the mask itself, so that chance is high as well.\n"
             "fixed head: the head that is best on the other half of the images, over 50 splits.\n"
             "Jaccard index: overlap over union, 1 is best."
@@ -204,7 +205,8 @@ class SegmentResult(Result):
         blind = max(BLIND, key=lambda name: -1.0 if pd.isna(row[name]) else row[name])
         return [
             f"{self.verdict()}.",
-            f"The best blind guess, {BLIND[blind]}, scores {row[blind]:.3f}.",
+            f"The best blind guess, {BLIND[blind]}, scores {row[blind]:.3f}. Of maps without a "
+            f"network, {WITHOUT_NETWORK[row['strongest']]} scores {row[row['strongest']]:.3f}.",
             f"Interval of the head's score: {ends}. {self.worth()}.",
             f"For comparison, {self.against()}. Chance: {', '.join(chance)}.",
         ]

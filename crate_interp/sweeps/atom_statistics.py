@@ -121,19 +121,14 @@ def tables_of_sums(sums: Mapping[int, LayerSums]) -> dict[str, pd.DataFrame]:
 
 
 def histograms(sums: pd.DataFrame) -> dict[tuple[int, int], list[int]]:
-    """Returns (layer, atom) -> its counts by octave; empty if an older result has none."""
-    if not set(_BINS) <= set(sums):
-        return {}
+    """Returns (layer, atom) -> its counts by octave."""
     counts = sums[_BINS].to_numpy(int).tolist()
     return dict(zip(zip(sums["layer"], sums["atom"], strict=True), counts, strict=True))
 
 
 def merged_sums(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) -> pd.DataFrame:
     """Returns the sums and the largest value of each atom over the tokens of both tables."""
-    # older saved results have no octaves
-    bins = [name for name in _BINS if name in mine and name in theirs]
-    added = {name: mine[name] + theirs[name] for name in (*_ADDED, *bins)}
-    mine = mine.drop(columns=[name for name in _BINS if name in mine and name not in bins])
+    added = {name: mine[name] + theirs[name] for name in (*_ADDED, *_BINS)}
     return mine.assign(**added, largest=np.maximum(mine["largest"], theirs["largest"]))
 
 

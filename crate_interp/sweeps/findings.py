@@ -105,11 +105,11 @@ def _change(
 
 
 def headline(result: "SweepResult") -> str:
-    """Returns what was measured, and how both rates that are called R^c change."""
+    """Returns how R^c changes, with one doubt, and what was measured: the table has the numbers."""
     meta = result.meta
     number = counted(len(meta["statistics"]), "statistics")
     words = f"{number} of {meta['model'] or 'a model'} on {result.counted_samples()}."
-    return " ".join([words, *_changes_in_words(result, ()), instead_of_u(result)]).rstrip()
+    return " ".join([*_changes_in_words(result, ())[:2], words, instead_of_u(result)]).strip()
 
 
 def sentences(result: "SweepResult", twins: "Results") -> list[str]:

@@ -77,11 +77,11 @@ def _by_layer(result: "SweepResult", statistic: str) -> Any:
     if _BY_NAME not in result._computed:
         groups: Any = result.layers().groupby(["probe", "statistic"], sort=False)
         result._computed[_BY_NAME] = {".".join(pair): rows for pair, rows in groups}
-    if statistic in result._computed[_BY_NAME]:
+    if isinstance(statistic, str) and statistic in result._computed[_BY_NAME]:
         return result._computed[_BY_NAME][statistic]
     known = names(result)
-    hint = checks.did_you_mean(statistic, known, f"It has {', '.join(known)}.")
-    raise ValueError(f"the result has no statistic {statistic!r}. {hint}")
+    hint = checks.did_you_mean(str(statistic), known, f"It has {', '.join(known)}.")
+    raise ValueError(f"the result has no statistic {checks.quote(statistic)}. {hint}")
 
 
 def rows_of(table: Any, statistic: str) -> Any:
@@ -198,7 +198,7 @@ def heading(result: "SweepResult", untrained: "Results", data: str) -> str:
     """Returns a line that says what was measured, on which data, and what the brackets hold."""
     of = f" of {safe_text.plain(data)}" if data else ""
     seen = max((twin.meta["n_samples"] for twin in untrained), default=0)
-    copies = f"mean of {len(untrained)} untrained copies on the first {seen}"
+    copies = f"mean of {counted(len(untrained), 'untrained networks')} on the first {seen}"
     beside = f"; in brackets, the {copies}" if untrained else ""
     return f"{model_name(result.meta)}, {result.counted_samples()}{of}: means{beside}."
 

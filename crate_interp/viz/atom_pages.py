@@ -27,7 +27,7 @@ from crate_interp.sweeps.atom_statistics import OCTAVES, AtomResult, histograms
 from crate_interp.viz.canvas import TEXT, TRAINED, canvas
 from crate_interp.viz.page import inline_svg, picture_uri, result_page, write_page
 
-SHOWN = 60  # atoms that a page of an atlas shows at once
+SHOWN = 24  # atoms that a page of an atlas shows at once
 CARDS, _TOKENS = 8, 4  # of the page of statistics: cards of each layer, tokens of each card
 _ON_INDEX = {"images": 3, "windows": 2}  # patches or contexts of each atom on the index
 _SIDE = 72  # pixels of a patch with those around it
@@ -48,7 +48,7 @@ def atlas_pages(atlas: Atlas, out: str | Path) -> Path:
     other atoms, in order of their first-order effect; atoms that are on at most tokens come last.
     An image's patch is shown boxed, with the patches around it; CLS is shown as the entire image,
     with a note. A token of a text is shown with the 12 tokens before it and 4 after it. The page of
-    a layer holds its first 60 atoms; it reads the others from layers/layer-L.js when they are asked
+    a layer holds its first 24 atoms; it reads the others from layers/layer-L.js when they are asked
     for. images/ has the images that patches are cut from. The pages can be opened from the disk.
 
     Raises ValueError if the folder cannot be written, or another process is writing it.

@@ -1,15 +1,12 @@
 """Pages of a cache: a layer's attention, where atoms are on, and where they are largest.
 
-Texts and tables of atoms are drawn by circuitsvis, whose JavaScript is inside the page, so no
-internet is needed. It draws no images: those are drawn by this library. So is attention:
-circuitsvis has one colour scale for all heads and rows, and in a language model the first row has a
-single share of 1, next to which all other rows would be white.
+Their JavaScript is inside the page, so no internet is needed. In a language model the first row of
+attention has a single share of 1, next to which all other rows would be white; so the reader
+chooses one colour scale per row, or one for all.
 """
 
 import base64
 from collections.abc import Sequence
-from functools import cache as once
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -120,15 +117,12 @@ def _finding(
     keys = np.arange(1, count + 1) if causal else np.full(count, count)
     spread = np.exp(entropy.mean(axis=1))
     even = float(np.exp(np.log(keys).mean()))
-    first, last = int(spread.argmin()), int(spread.argmax())
+    first = int(spread.argmin())
     words = (
-        f"{names[first]} is the most selective head: a token looks at {spread[first]:.1f} of "
-        f"{count} tokens on average."
+        f"{names[first]} is the most selective head: a token spreads its attention over "
+        f"{spread[first]:.1f} of {count} tokens."
     )
-    more = (
-        "" if first == last else f" {names[last]}, the most even head, looks at {spread[last]:.1f}."
-    )
-    return [words, f"Even attention would be {even:.1f} (exp of the mean entropy).{more}"], spread
+    return [words, f"Even attention spreads it over {even:.1f} (exp of the mean entropy)."], spread
 
 
 def activations(
@@ -171,35 +165,19 @@ def activations(
     title, kicker = f"{name_of(cache)}: where {word}s are on", f"{point}, sample {sample}"
     said = _most_on(values, called, chosen, picked, word)
     _, first, best = np.unravel_index(int(values.argmax()), values.shape)
-    if model.cfg.kind != "text" and tokens is None:
-        return Html.of(
-            "activations.html",
-            title,
-            kicker=kicker,
-            said=said,
-            word=word,
-            picture="" if images is None else picture_of(model, images, sample, cache),
-            data={
-                "values": _rounded(values.permute(1, 2, 0)),  # [layer, atom, pos]
-                "layers": chosen,
-                "atoms": picked,
-                "names": called,
-                "grid": grid_of(model, grid),
-                "first": [int(first), int(best)],
-            },
-        )
-    # circuitsvis opens on what comes first
-    layer_order = [int(first), *(at for at in range(len(chosen)) if at != first)]
-    atom_order = [int(best), *(at for at in range(len(picked)) if at != best)]
-    properties = {
+    data = {
         "tokens": names_of(model, known, len(found[0]), grid),
-        "activations": _rounded(values[:, layer_order][:, :, atom_order]),
-        "firstDimensionName": "Layer",
-        "secondDimensionName": word.capitalize(),
-        "firstDimensionLabels": [str(chosen[at]) for at in layer_order],
-        "secondDimensionLabels": [str(picked[at]) for at in atom_order],
+        "values": _rounded(values.permute(1, 2, 0)),  # [layer, atom, pos]
+        "layers": chosen,
+        "atoms": picked,
+        "names": called,
+        "first": [int(first), int(best)],
     }
-    return _circuitsvis(title, kicker, said, word, "TextNeuronActivations", properties)
+    page, picture = "atoms-text.html", ""
+    if model.cfg.kind != "text" and tokens is None:
+        page, data = "activations.html", data | {"grid": grid_of(model, grid)}
+        picture = "" if images is None else picture_of(model, images, sample, cache)
+    return Html.of(page, title, kicker=kicker, said=said, word=word, picture=picture, data=data)
 
 
 def top_tokens(
@@ -213,8 +191,8 @@ def top_tokens(
 ) -> Html:
     """Returns a page with a table of the tokens with the largest and smallest values of atoms.
 
-    The reader chooses sample, layer and atom. The menu "Atom" shows an atom's place in `atoms`, not
-    its number.
+    The reader chooses sample and layer. Tokens of value 0 are left out, and so are atoms that are
+    off at every token; the page names these.
 
     Args:
         cache: From `model.run_with_cache(x)`.
@@ -222,7 +200,7 @@ def top_tokens(
         layers: The numbers of the layers, None for all.
         point: The hook point of the code.
         tokens: A list with the tokens of each sample as strings or ids, or its text.
-        count: The most rows to show.
+        count: The most tokens to show of each end.
 
     Raises:
         KeyError or ValueError: As `attention` does.
@@ -233,36 +211,32 @@ def top_tokens(
     words = [tokens_of(cache, k) for k in range(n)] if tokens is None else list(tokens)
     if len(words) != n:
         raise ValueError(f"got tokens of {len(words)} samples: give the tokens of each.")
-    # circuitsvis would show only one atom of a single sample, so a single sample is passed twice
-    samples = list(range(n)) if n > 1 else [0, 0]
-    best = {"topkVals": [], "topkIdxs": [], "bottomkVals": [], "bottomkIdxs": []}
-    names, stacks, places, picked = [], [], [], []
-    for sample in samples:
-        found = [activation(cache, layer, point, sample).flatten(1) for layer in chosen]
-        picked = numbers("atoms", atoms, found[0].shape[1])
-        values = torch.stack([layer[:, picked] for layer in found])  # [layer, pos, atom]
-        rows = min(count, values.shape[1])
-        ranked = values.sort(dim=1, descending=True, stable=True)
-        for name, part in (("topk", slice(rows)), ("bottomk", slice(-rows, None))):
-            best[f"{name}Vals"].append(_rounded(ranked.values[:, part]))
-            best[f"{name}Idxs"].append(ranked.indices[:, part].tolist())
-        names.append(names_of(cache.model, words[sample], values.shape[1], None))
-        stacks.append(values.transpose(0, 1))
-        places += _places(cache.model, words[sample], values.shape[1], None)
-    word = entry_word(cache.model.cfg.sparse_step)
-    properties = {
-        "tokens": names,
-        **best,
-        "firstDimensionName": "Layer",
-        "thirdDimensionName": word.capitalize(),
-        "thirdDimensionLabels": [str(atom) for atom in picked],  # of our table
-        "sampleLabels": [f"sample {sample}" for sample in samples],
-        "firstDimensionLabels": [str(layer) for layer in chosen],
+    data: dict[str, Any] = {
+        "layers": chosen,
+        "count": count,
+        "tokens": [],
+        "values": [],
+        "ranked": [],
     }
+    stacks, places = [], []
+    for sample in range(n):
+        found = [activation(cache, layer, point, sample).flatten(1) for layer in chosen]
+        data["atoms"] = picked = numbers("atoms", atoms, found[0].shape[1])
+        stacks.append(torch.stack([each[:, picked] for each in found], 1))  # [pos, layer, atom]
+        data["tokens"].append(names_of(cache.model, words[sample], len(found[0]), None))
+        places += _places(cache.model, words[sample], len(found[0]), None)
+        ranked, size = stacks[-1].permute(1, 2, 0).sort(descending=True, stable=True), len(found[0])
+        ends = [*range(min(count, size)), *range(max(count, size - count), size)]
+        data["values"].append(_rounded(ranked.values[..., ends]))
+        data["ranked"].append(ranked.indices[..., ends].tolist())
+    word, values = entry_word(cache.model.cfg.sparse_step), torch.cat(stacks)
+    first = max(range(n), key=lambda sample: float(stacks[sample].max()))
+    data["first"] = [first, int(stacks[first].amax(dim=(0, 2)).argmax())]
+    data["most"] = float(values.abs().max()) or 1.0
     title = f"{name_of(cache)}: in which tokens {word}s are largest"
-    said = _most_on(torch.cat(stacks), places, chosen, picked, word)
+    said = _most_on(values, places, chosen, data["atoms"], word)
     kicker = f"{point}, {counted(n, 'samples')}"
-    return _circuitsvis(title, kicker, said, word, "TopkTokens", properties)
+    return Html.of("top-tokens.html", title, kicker=kicker, said=said, word=word, data=data)
 
 
 def _places(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
@@ -270,7 +244,7 @@ def _places(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
     names = names_of(model, tokens, count, grid)
     if tokens is None and model.cfg.kind != "text":
         return [names[0], *(f"patch {name}" for name in names[1:])]
-    return [f"the token \u201c{name}\u201d" for name in names]
+    return [f"the token \u201c{name}\u201d".replace(" ", "\u00a0") for name in names]
 
 
 def _most_on(
@@ -283,26 +257,11 @@ def _most_on(
     pos, layer, atom = np.unravel_index(int(values.argmax()), values.shape)
     largest, share = float(values[pos, layer, atom]), 100 * float(on.double().mean())
     return [
-        f"Of the {len(atoms)} {word}s shown, {word} {atoms[atom]} of layer {layers[layer]} is on "
-        "most strongly: "
-        f"{largest:.3g} at {places[pos]}.",
-        f"Over all tokens {share:.3g}\u00a0% of their values are above 0.",
+        f"{word.capitalize()} {atoms[atom]} of layer {layers[layer]} is on at "
+        f"{int(on[:, layer, atom].sum())} of {len(values)} tokens, most strongly at {places[pos]}.",
+        f"Its value there, {largest:.3g}, is the largest of {counted(len(atoms), f'{word}s')}. "
+        f"Of all their values {share:.3g}\u00a0% are above 0.",
     ]
-
-
-def _circuitsvis(
-    title: str, kicker: str, said: list[str], word: str, component: str, properties: dict[str, Any]
-) -> Html:
-    """Returns a page with one component of circuitsvis."""
-    more = {"component": component, "properties": properties, "circuitsvis": _bundle()}
-    return Html.of("interactive.html", title, kicker=kicker, said=said, word=word, **more)
-
-
-@once
-def _bundle() -> str:
-    """Returns circuitsvis' JavaScript, from its package."""
-    source = files("circuitsvis").joinpath("dist", "cdn", "iife.js").read_text(encoding="utf-8")
-    return source.replace("</script>", "<\\/script>")
 
 
 def _rounded(values: Tensor) -> Any:

@@ -1,6 +1,7 @@
 """Pages that compare: two networks, and one network with and without a head or a node."""
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ from crate_interp.comparisons.result import (
     Comparison,
     is_like_untrained,
     largest,
-    list_of_largest,
     place,
     signed,
     span,
+    steady,
     verdict,
 )
 from crate_interp.core.safe_text import cell
@@ -41,7 +42,8 @@ def compare_page(result: Comparison, out: str | Path) -> Path:
     process is writing it.
     """
     meta, table = result.meta, result.table()
-    names = [f"{row['probe']}.{row['statistic']}" for row in largest(result, _HERO)]
+    most, lead = largest(result, _HERO), steady(result)
+    names = [*(lead or ())[:1], *(f"{row['probe']}.{row['statistic']}" for row in most)]
     every: Any = table.groupby(table["probe"] + "." + table["statistic"], sort=False)
     by_statistic: dict[str, pd.DataFrame] = dict(list(every))
     layers = sorted({int(layer) for layer in table["layer"]})
@@ -60,8 +62,10 @@ def compare_page(result: Comparison, out: str | Path) -> Path:
             statistic(meta, name).title: rows.drop(columns=["probe", "statistic"])
             for name, rows in by_statistic.items()
         },
-        largest=list_of_largest(result, lambda name: statistic(meta, name).title, _HERO),
-        hero=[_figure(name, result) for name in names or list(by_statistic)[:_HERO]],
+        largest=most,
+        statistic=partial(statistic, meta),
+        place=place,
+        hero=[_figure(name, result) for name in dict.fromkeys(names or list(by_statistic)[:_HERO])],
         layers=["out" if layer == meta["a"]["n_layers"] else layer for layer in layers],
         signs=signs,
     )
@@ -72,7 +76,13 @@ def _figure(name: str, result: Comparison) -> dict[str, str]:
     record = statistic(result.meta, name)
     title, alt = record.title, f"{record.title} of a and b, and the difference a - b, by layer"
     svg = inline_svg(compare(result, name, title=""), alt, salt=name)
-    return {"svg": svg, "title": title, "way": record.direction, "name": name}
+    return {
+        "svg": svg,
+        "title": title,
+        "way": record.direction,
+        "name": name,
+        "caption": record.how,
+    }
 
 
 def _row(title: str, table: pd.DataFrame, layers: list[int]) -> Row:
@@ -157,10 +167,6 @@ def concentration_page(result: Concentration, out: str | Path) -> Path:
     Returns the path of the page. Raises ValueError if the folder cannot be written, or another
     process is writing it.
     """
-    numbers = {
-        "Shares of the gap": result.table("shares"),
-        "Native axes against other axes": result.table("contrasts"),
-    }
     return write_page(
         result,
         out,
@@ -168,7 +174,10 @@ def concentration_page(result: Concentration, out: str | Path) -> Path:
         "how few nodes of the code carry an answer?",
         {"concentration.png": concentration(result)},
         said=result.sentences(),
-        numbers=numbers,
+        numbers={
+            "Shares of the gap": result.table("shares"),
+            "Native axes against other axes": result.table("contrasts"),
+        },
         curves=inline_svg(concentration(result, title=""), result.finding(), salt="curves"),
     )
 
@@ -179,19 +188,9 @@ def why_page(reason: AttentionReason, out: str | Path) -> Path:
     The page shows the two tokens, their atoms with the largest parts of the score, and what is left
     of the attention without them. Raises ValueError as `concentration_page` does.
     """
-    pieces: Any = reason.table("pieces")
+    pieces: Any = reason.table("pieces").sort_values("part", key=np.abs, ascending=False)
     picture: Any = reason.table("picture")
-    parts = reason.table()
-    strongest: Any = parts[parts["query_atom"] > OTHERS].head(12)
-    meta = reason.meta
-    most = float(pieces["part"].abs().max()) or 1.0
-    sides = {
-        side: [
-            {"name": piece_name(row.layer, row.atom), "part": row.part, "share": row.part / most}
-            for row in rows.sort_values("part", key=np.abs, ascending=False).head(8).itertuples()
-        ]
-        for side, rows in pieces.groupby("side", sort=False)
-    }
+    parts, meta = reason.table(), reason.meta
     boxes: list[dict[str, Any]] = []
     if len(picture):
         rows, columns = map(int, picture.iloc[0][["rows", "columns"]])
@@ -210,15 +209,12 @@ def why_page(reason: AttentionReason, out: str | Path) -> Path:
         {"why.png": why_figure(reason)},
         said=reason.sentences(),
         numbers={name: reason.table(name).head(200) for name in ("pairs", "pieces", "effects")},
-        sides=sides,
+        sides={side: pieces[pieces["side"] == side].head(8) for side in ("query", "key")},
+        most=float(pieces["part"].abs().max()) or 1.0,
+        piece_name=piece_name,
         boxes=boxes,
-        spaced=all(word.isdigit() for word in meta["tokens"]),  # ids, without a tokenizer
         picture=data_uri(picture["webp"].iloc[0], "webp") if len(picture) else "",
-        pairs=[
-            (piece_name(row.query_layer, row.query_atom), piece_name(row.key_layer, row.key_atom),
-             f"{row.part:+.3g}")
-            for row in strongest.itertuples()
-        ],
+        pairs=parts[parts["query_atom"] > OTHERS].head(12),
         curves=inline_svg(why_figure(reason, title=""), reason.finding(), salt="why"),
     )  # fmt: skip
 

@@ -24,6 +24,7 @@ _OTHERS = ("mlp.hook_post", "hook_resid_pre", "hook_resid_post", "hook_pooled", 
 _STEPS = 10_000  # of a probability on the page
 _PICTURE = 448  # the most pixels on the longer side of the picture
 _TOKENS = 32  # of a text, on the figure that stands for the page
+_ALIKE = 0.1  # heads whose maps differ less in all (sum of absolute differences) look alike
 _MOST_SHARES = 200_000_000  # the most attention shares that a browser can hold
 
 Inputs = Shaped[Tensor, "*batch"] | str | Sequence[str]
@@ -150,7 +151,7 @@ def _data(
     if any("codes" in each.parts for each in attention):
         alike = "codes" if view.codes(0)[1] is None else "queries"
     tokens = None if view.grid else view.inputs[view.sample].tolist()
-    answers = None
+    answers, start = None, _start(view)
     if view.has_lens:
         answers = panels.answer_names(view, sorted(set(view.lens[0].ravel().tolist())))
     return {
@@ -166,7 +167,7 @@ def _data(
         "special": view.special,
         "alike": alike,
         "map": view.kind.name,
-        "start": _start(view) | ({} if without is None else _most_effect(without)),
+        "start": start | ({} if without is None else _most_effect(view, without, start["query"])),
         "overlays": panels.overlays(view),
         "answers": answers,
         "goesOn": None if tokens is None else tokens[1:],
@@ -277,16 +278,21 @@ def _start(view: panels.View) -> dict[str, int]:
     return {"layer": layer, "head": head, "query": query}
 
 
-def _most_effect(without: dict[str, Any]) -> dict[str, Any]:
+def _most_effect(view: panels.View, without: dict[str, Any], query: int) -> dict[str, Any]:
     """Returns where the page opens if it knows the answer without each head: at the top head.
 
-    The head is the one without which the probability of the model's answer changes most, and the
-    page opens with it off.
+    The head is the one without which the probability of the model's answer changes most, of the
+    layers whose heads look at different tokens; the page opens with it off.
     """
     shares = np.array([[row[0] for row in layer] for layer in without["heads"]])
     if not shares.size:
         return {}
-    layer, head = _largest(np.abs(shares - without["own"][0]))
+    changes = np.abs(shares - without["own"][0])
+    if view.kind.name == "attention":
+        maps = np.stack([view.at(view.kind.point, at)[:, query] for at in range(len(changes))])
+        apart = np.abs(maps - maps.mean(axis=1, keepdims=True)).sum(axis=2).max(axis=1)
+        changes[(apart < _ALIKE) & (apart.max() >= _ALIKE)] = 0
+    layer, head = _largest(changes)
     return {"layer": layer, "head": head, "off": "head"}
 
 

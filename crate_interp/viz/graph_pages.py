@@ -35,13 +35,12 @@ def graph(graph: AttributionGraph) -> Html:
         The page; `.save(path)` writes it.
     """
     meta, name, picture = graph.meta, model_name(graph.meta), graph.table("picture")
-    title = plain(f"{name}: {graph.question}")
     agreement, twins = (graph.of("agreement", network) for network in (result.MODEL, UNTRAINED))
     sufficiency: Any = graph.of("sufficiency")
     random: Any = graph.of("sufficiency", UNTRAINED).set_index("k")["logit"]
     return Html.of(
         "graph.html",
-        title,
+        plain(f"{name}: {graph.question}"),
         name=name,
         meta=meta,
         graph=graph,
@@ -73,7 +72,6 @@ def _data(graph: AttributionGraph, picture: pd.DataFrame) -> dict[str, Any]:
     places: Any = graph.table("places").pivot(index="layer", columns="pos", values="attribution")
     scaled = places.div(places.abs().max(axis=1).clip(lower=1e-30), axis=0)
     target = meta["target"]
-    plain_target = target["versus"] is None
     return {
         "nodes": nodes,
         "edges": _edges(graph, {node: number for number, node in enumerate(table["node"])}),
@@ -85,7 +83,7 @@ def _data(graph: AttributionGraph, picture: pd.DataFrame) -> dict[str, Any]:
         "places": [[float(f"{value:.2f}") for value in row] for row in scaled.to_numpy()],
         "examples": _examples(graph),
         "answer": graph.answer,
-        "versus": "the mean of all logits" if plain_target else repr(target["versus_name"]),
+        "versus": None if target["versus"] is None else target["versus_name"],
         "exact": len(meta["settings"]["freeze"]) == 2,
         "heads": bool((graph.table("edges")["head"] >= 0).any()),
         "target": target["logit"],

@@ -32,6 +32,7 @@ from crate_interp.results.result_files import assumed
 from crate_interp.stats.verdicts import SHOWN
 from crate_interp.viz.canvas import INK, ON_A_PAGE, fix_layout, ink_on, quiet
 
+_PERCENT = re.compile(r"(?<=\d)%(?![\dA-Fa-f])")  # not in an address
 _LEVELS = 32  # colours of a map, too many to see steps; a map takes about half a kilobyte
 
 
@@ -112,8 +113,8 @@ def _templates() -> Any:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     def visible_value(value: Any) -> Any:
-        is_markup = hasattr(value, "__html__")  # our own markup
-        return visible(value) if isinstance(value, str) and not is_markup else value
+        is_text = isinstance(value, str) and not hasattr(value, "__html__")  # our own markup
+        return _PERCENT.sub("\u00a0%", visible(value)) if is_text else value
 
     def counted(count: int, word: str) -> str:
         return f"{count} {word}{'s' if count != 1 else ''}"
@@ -140,7 +141,7 @@ def _superscripts(words: str) -> Any:
     raised = re.sub(
         r"\^(?:\{([^}]{0,99})\}|(\w))",
         lambda match: f"<sup>{match[1] or match[2]}</sup>",
-        str(escape(visible(words))),
+        str(escape(_PERCENT.sub("\u00a0%", visible(words)))),
     )
     coded = re.sub(r"`([^`]{1,99})`", r"<code>\1</code>", raised)
     return Markup(re.sub(r"(?<![\w.])([A-Z])_([A-Za-z0-9])(?!\w)", r"\1<sub>\2</sub>", coded))
@@ -306,13 +307,16 @@ def figure_uri(figure: Figure) -> str:
     return data_uri(buffer.getvalue())
 
 
-def inline_svg(figure: Figure, alt: str, salt: str) -> str:
+def inline_svg(figure: Figure, alt: str, salt: str, legend: bool = True) -> str:
     """Returns a matplotlib figure as SVG in the colours of the page's light or dark scheme.
 
     Words get the page's text colour. The colours in crate_interp/viz/canvas.py become
     colours of the page; all other colours stay. salt: a text that makes the ids in this figure
-    differ from the ids in other figures of the page.
+    differ from the ids in other figures of the page. legend: whether to keep the figure's legend.
     """
+    if not legend:
+        figure.legends.clear()
+        figure.set_layout_engine("constrained")
     fix_layout(figure)
     buffer = io.StringIO()
     with quiet(), matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):

@@ -21,7 +21,7 @@ from crate_interp.sweeps import findings, layer_curves
 from crate_interp.sweeps.findings import at_attention, ends, instead_of_u
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.viz.by_layer import change_at_attention, layers
-from crate_interp.viz.canvas import quiet, set_title
+from crate_interp.viz.canvas import fix_layout, quiet, set_title
 from crate_interp.viz.page import image_uri, inline_svg, map_tile, result_page, sources
 
 _TITLE = 0.35  # inches, for two lines above a figure
@@ -130,7 +130,7 @@ def _change(result: SweepResult, twins: Sweeps, shuffled: Sweeps) -> list[dict[s
         for at in dict.fromkeys((0, len(step.layers) - 1))
     )
     title, name = "R^c before and after attention", "compression.subspace_rate_pre, _mid"
-    svg = inline_svg(change_at_attention(step, *others), f"{title}: {said}.", salt="change")
+    svg = inline_svg(change_at_attention(step, *others), f"{title}: {said}.", "change", False)
     way = "change in per cent, mean over samples; below 0 means compression"
     return [
         {"svg": svg, "title": title, "caption": f"{said} (nats per token)", "way": way}
@@ -195,10 +195,12 @@ def _sections(
         }
         figure = layers(result, name, twins, shuffled=shuffled, title="")
         numbers = ends(result, twins, name)
-        svg = inline_svg(figure, f"{record.title} by layer: {numbers}.", salt=name)
+        fix_layout(figure)
         set_title(figure.axes[0], None, record.title)  # the page has it as a heading
         whole = Bbox.from_bounds(0, 0, *(figure.get_size_inches() + (0, _TITLE)))
         figure.savefig(out / "figures" / f"{file_name(name)}.png", dpi=150, bbox_inches=whole)
+        figure.axes[0].set_title("")
+        svg = inline_svg(figure, f"{record.title} by layer: {numbers}.", name, legend=False)
         panel = {"svg": svg, "title": record.title, "way": record.direction, "name": name}
         panel |= {"caption": f"{numbers}. {record.how}"}
         sections.setdefault(probe, new)["panels"].append(panel)

@@ -35,8 +35,8 @@ def segment_page(result: SegmentResult, out: str | Path) -> Path:
     words = ", ".join(f"{name} = {value}" for name, value in settings.items())
     scores: Any = result.table("scores")
     rules = {
-        "mass": f"The fewest patches that hold {settings['mass']:.0%} of the map",
-        "top": f"The {settings['fraction']:.0%} of the patches with the most attention",
+        "mass": f"The fewest patches that hold {100 * settings['mass']:.0f}\u00a0% of the map",
+        "top": f"{100 * settings['fraction']:.0f}\u00a0% of the patches, with the most attention",
     }
     numbers = {
         f"{rules[rule]}, {size} by {size}": scores[

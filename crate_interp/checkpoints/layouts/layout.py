@@ -206,7 +206,8 @@ class Layout:
         codes, lacking = self.source_of("attn.u_proj.weight", 0), list[MissingSettingError]()
         rows = (*shapes.get(codes, ()), 0)[0]  # d_head for each head
         counts = [str(count) for count in range(1, rows + 1) if rows % count == 0]
-        fitting = f"n_heads divides {rows}, so it is one of {', '.join(counts[:16])}"
+        counts[16:] = ["\u2026"] * (len(counts) > 16)
+        fitting = f"n_heads divides {rows}, so it is one of {', '.join(counts)}"
         for name in self.needed:
             # codes with three axes have one for the heads
             told = name == "n_heads" and len(shapes.get(codes, ())) == 3

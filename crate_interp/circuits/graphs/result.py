@@ -83,8 +83,9 @@ class AttributionGraph(Result):
     def answer(self) -> str:
         """Returns the name of the answer; for a difference, of both answers."""
         target = self.meta["target"]
-        name = repr(plain(target["name"]))
-        return name if target["versus"] is None else f"{name} less {plain(target['versus_name'])!r}"
+        name = f"\u201c{plain(target['name'])}\u201d"
+        other = f"\u201c{plain(target['versus_name'])}\u201d"
+        return name if target["versus"] is None else f"{name} less {other}"
 
     @property
     def top(self) -> int:
@@ -98,11 +99,11 @@ class AttributionGraph(Result):
         target = self.meta["target"]
         if target["answer"] == self.top:
             return f"why {self.answer}"
-        name = repr(plain(target["name"]))
+        name = f"\u201c{plain(target['name'])}\u201d"
         if target["versus"] is not None:
-            name += f" over {plain(target['versus_name'])!r}"
+            name += f" over \u201c{plain(target['versus_name'])}\u201d"
         answers: Any = self._table("answers").set_index("answer")["name"]
-        return f"how much speaks for {name} (it answers {plain(answers[self.top])!r})"
+        return f"how much speaks for {name} (it answers \u201c{plain(answers[self.top])}\u201d)"
 
     @property
     def amounts(self) -> pd.Series:
@@ -178,16 +179,15 @@ class AttributionGraph(Result):
         target, whole = self.meta["target"], self.of("whole").set_index("edit")
         keep, gone = whole.loc["keep"], whole.loc["remove"]
         count, share = int(keep["nodes"]), self.kept
+        part = f"{100 * share:.0f}\u00a0%"
         codes, give = (f"{count} codes", "give") if count != 1 else ("1 code", "gives")
-        lead = f"{count} codes are enough for {self.answer}: alone they give {share:.0%} of it."
+        lead = f"{count} codes are enough for {self.answer}: alone they give {part} of it."
         if count == 1:
-            lead = f"1 code is enough for {self.answer}: alone it gives {share:.0%} of it."
+            lead = f"1 code is enough for {self.answer}: alone it gives {part} of it."
         if share < FAITHFUL:
-            lead = (
-                f"The graph explains little of {self.answer}: its {codes} {give} {share:.0%} of it."
-            )
+            lead = f"The graph explains little of {self.answer}: its {codes} {give} {part} of it."
         elif share < ENOUGH:
-            lead = f"The graph's {codes} alone {give} {share:.0%} of {self.answer}."
+            lead = f"The graph's {codes} alone {give} {part} of {self.answer}."
         if share < 0:
             lead = f"The graph does not explain {self.answer}: its {codes} {give} the opposite."
         largest, random = (keep[name] / target["logit"] for name in ("largest", "random_mean"))
@@ -215,8 +215,8 @@ class AttributionGraph(Result):
             lead,
             *self.warnings(),
             *doubts,
-            f"Instead, the largest {codes} at the same tokens {give} {largest:.0%}."
-            + f" Random {codes} there {give} {random:.0%}." * bool(keep["draws"]),
+            f"Instead, the largest {codes} at the same tokens {give} {100 * largest:.0f}\u00a0%."
+            + f" Random {codes} there {give} {100 * random:.0f}\u00a0%." * bool(keep["draws"]),
             f"{begin} {abs(target['logit']):.2f} {'above' if target['logit'] >= 0 else 'below'} "
             f"{less}. " + f"Attributions choose {better} better than size does. " * bool(better)
             + f"The graph's {codes} alone {give} {keep['logit']:.2f}. The largest codes give "
@@ -228,7 +228,9 @@ class AttributionGraph(Result):
 
     @property
     def rival_rank(self) -> str:
-        """Returns which of the model's answers the rival is."""
+        """Returns which of the model's answers the rival is; "" for a graph made without tests."""
+        if "rival" not in self.meta:
+            return ""
         table: Any = self._table("answers").set_index("answer")["logit"]
         above = int((table > table[self.meta["rival"]["answer"]]).sum())
         words = {0: "the model's answer", 1: "the next answer"}

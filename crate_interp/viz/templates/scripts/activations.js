@@ -56,12 +56,19 @@ function show() {
     cells[place].style.background = place >= before ? veil(value, most)
       : `color-mix(in srgb, ${ink} ${Math.round(45 * Math.abs(value) / most)}%, var(--card))`;
   });
+  const tops = data.values[+layers.value].map(row => Math.max(...row.map(Math.abs)));
   maps.forEach(([button, map, words], place) => {
-    const row = data.values[+layers.value][place], top = Math.max(...row.map(Math.abs));
-    draw(map, row, top || 1);
-    words.textContent = top ? `${+top.toPrecision(3)}` : "off";
-    button.setAttribute("aria-pressed", String(place === +atoms.value));
+    const top = tops[place], chosen = place === +atoms.value;
+    draw(map, data.values[+layers.value][place], top || 1);
+    words.textContent = `${+top.toPrecision(3)}`;
+    button.hidden = !top && !chosen;
+    button.style.order = tops.filter(other => other > top).length;
+    button.setAttribute("aria-pressed", String(chosen));
   });
+  const off = data.atoms.filter((name, place) => !tops[place]), on = now.filter(value => value).length;
+  find("off").textContent = off.length ? `Off everywhere in this layer: ${off.join(", ")}.` : "";
   say(now.indexOf(Math.max(...now)));
+  find("live").textContent = `On at ${on} of ${now.length} tokens. Largest: ${find("live").textContent}`;
 }
+find("signed").hidden = !data.values.flat(2).some(value => value < 0);
 show();

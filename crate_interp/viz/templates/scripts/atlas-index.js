@@ -36,9 +36,11 @@ function card(atom) {
   else if (atom.places.length) link.append(pictures(atom));
   if (atom.agree !== null) link.append(made("span", "agree", `its inputs agree: ${atom.agree.toFixed(2)}`));
   if (atom.effect !== null) {
-    link.append(made("span", atom.clear ? "effect" : "effect unclear", `loss without it: `
-      + `${interval(atom.effect, atom.low, atom.high).replace(/^\S+/, "$& nats")}`
-        + (atom.exact ? "" : ", first order")));
+    const words = `${interval(atom.effect, atom.low, atom.high)} nats${atom.exact ? "" : ", to first order"}`;
+    const line = made("span", atom.clear ? "effect" : "effect unclear",
+      atom.clear ? `loss without it: ${words}` : "loss without it: can't tell");
+    line.title = words;
+    link.append(line);
   }
   const logits = [["raises", atom.raises], ["lowers", atom.lowers]].filter(pair => pair[1]);
   for (const [word, names] of logits)

@@ -49,11 +49,11 @@ function told(atom) {
     return line;
   }
   const clear = atom.low > 0 || atom.high < 0, onCls = atom.tokens.filter(each => !each[1]).length;
-  line.append(`Fires in ${share(atom.fires)} of tokens${atom.state ? ` (${atom.state})` : ""}; `,
-    made("span", clear ? "effect" : "effect unclear",
-      `without it the loss changes by ${interval(atom.effect, atom.low, atom.high)} nats`),
-    atom.ablated ? ` on ${atom.ablated} ${data.unit}, to first order by ${signed(atom.first_order)}.`
-      : " to first order.");
+  const size = `${interval(atom.effect, atom.low, atom.high)} nats`;
+  const where = atom.ablated ? ` on ${atom.ablated} ${data.unit}; to first order ${signed(atom.first_order)}` : ", to first order";
+  line.append(`Fires in ${share(atom.fires)} of tokens${atom.state ? ` (${atom.state})` : ""}. `,
+    made("b", clear ? "effect" : "effect unclear", clear ? `Without it the loss ${atom.effect > 0 ? "rises" : "falls"}`
+      : "We can't tell whether the loss changes without it"), ` (${size}${where}).`);
   if (onCls && !data.text) {
     const first = atom.tokens[0][1] ? "" : " Its largest token is CLS.";
     line.append(`${first} ${onCls} of its ${atom.tokens.length} top tokens `
@@ -94,16 +94,18 @@ function article(row) {
   head.append(link);
   found.append(head, told(atom));
   if (atom.tokens.length) found.append(data.text ? contexts(atom) : patches(atom, name));
-  found.append(histogram(atom));
+  const facts = made("div", "facts");
+  facts.append(histogram(atom));
   const moves = ["raises", "lowers"].filter(way => atom[way]).map(way => `${way} ${atom[way]}`);
-  if (moves.length) found.append(made("p", "", moves.join("; ")));
+  if (moves.length) facts.append(made("p", "", moves.join("; ")));
   const near = made("p", "quiet", "nearest: ");
   atom.near.forEach(([layer, other, cosine], rank) => {
     const there = made("a", "", `L${layer}A${other}`);
     there.href = `layer-${layer}.html#a${other}`;
     near.append(rank ? ", " : "", there, ` ${cosine}`);
   });
-  found.append(near);
+  facts.append(near);
+  found.append(facts);
   return found;
 }
 

@@ -91,11 +91,13 @@ function point() {
   const patches = data.grid ? count - data.grid[0] * data.grid[1] : count;
   const called = place => !data.grid ? `\u201c${data.tokens[place]}\u201d`
     : place < patches ? data.tokens[place] : `patch (${data.tokens[place].replace(",", ", ")})`;
-  const said = place => `${called(place)} (${share(head, q, place).toPrecision(2)})`;
-  let words = `${data.heads[head]}: ${called(q)} looks most at ${order.slice(0, 3).map(said).join(", ")}`;
+  const percent = value => `${+(100 * value).toPrecision(2)}\u00a0%`;
+  const said = place => `${called(place)}${place === q ? " itself" : ""} (${percent(share(head, q, place))})`;
+  if (data.grid) find("query").textContent = called(q);
+  let words = `${data.heads[head]}: ${called(q)} looks most at ${order.slice(0, 3).map(said).join(", then at ")}`;
   if (k !== null && k < keys(q)) {
     const even = share(head, q, k) * keys(q);
-    words = `${data.heads[head]}: ${called(q)} gives ${called(k)} ${share(head, q, k).toPrecision(2)}, `
+    words = `${data.heads[head]}: ${called(q)} gives ${called(k)} ${percent(share(head, q, k))}, `
       + `${even.toPrecision(2)} times its even share, rank ${order.indexOf(k) + 1} of ${keys(q)}`;
   } else if (k !== null) words = `${called(q)} does not see ${called(k)}, which comes later`;
   live.textContent = `${words}.`;

@@ -205,7 +205,7 @@ function describe() {
   byId("name").textContent = nameOf(node);
   const words = [];
   if (plainLabel(node)) words.push(/\(AUC/.test(node.label) ? `Separates best: ${node.label}; .5 is chance.` : `${node.label}.`);
-  if (node.kind === "target") words.push(`${digits(node.value)} above ${data.versus}. Point at a circle, or tap it, to see what feeds it.`);
+  if (node.kind === "target") words.push(`${digits(node.value)} above ${data.versus === null ? "the mean of all logits" : `\u201c${data.versus}\u201d`}. Point at a circle, or tap it, to see what feeds it.`);
   if (node.kind === "code") words.push(`Value ${digits(node.value)}.`);
   if (node.kind !== "target") {
     words.push(`Influence ${digits(node.influence)}. Attribution (a slope) ${signed(node.attribution)}.`);
@@ -365,7 +365,9 @@ function showWhole() {
 showWhole();
 byId("path").append(...[...path.nodes].reverse().map(node =>
   make("li", {}, make("button", {type: "button", disabled: node === start, onclick: () => choose(node, true)}, nameOf(node)))));
-byId("path-words").textContent = `${+(100 * path.share).toPrecision(2)}\u00a0% of all influence; the rest takes other paths`;
+const shareWords = `${+(100 * path.share).toPrecision(2)}\u00a0% of all influence`;
+byId("path-words").textContent = !path.share || path.share > .1 ? `It carries ${shareWords}.`
+  : `It carries only ${shareWords}, one part in ${(+(1 / path.share).toPrecision(2)).toLocaleString("en")}: very many small paths make the answer together.`;
 byId("heads")?.append(...heads.flatMap(head => {
   const swatch = make("span", {className: "swatch"});
   swatch.style.background = colourOf(head);

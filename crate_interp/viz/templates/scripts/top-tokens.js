@@ -1,0 +1,42 @@
+// The tokens at which each atom of a layer is on in a sample, the largest value first.
+"use strict";
+const data = JSON.parse(document.getElementById("data").textContent);
+const find = id => document.getElementById(id);
+const made = (tag, words, parent) => {
+  const element = document.createElement(tag);
+  element.textContent = words;
+  parent.append(element);
+  return element;
+};
+
+function menu(id, names, first) {
+  const select = find(id);
+  if (!select) return () => first;
+  names.forEach((name, place) => select.add(new Option(name, place)));
+  select.value = first;
+  select.addEventListener("input", show);
+  return () => +select.value;
+}
+const sample = menu("sample", data.tokens.map((_, place) => `sample ${place}`), data.first[0]), layer = menu("layer", data.layers, data.first[1]);
+
+function show() {
+  const values = data.values[sample()][layer()], places = data.ranked[sample()][layer()], off = [];
+  find("rows").replaceChildren();
+  values.forEach((line, atom) => {
+    if (!line.some(value => value)) return off.push(data.atoms[atom]);
+    const row = made("tr", "", find("rows"));
+    made("th", `${data.word} ${data.atoms[atom]}`, row).scope = "row";
+    const cell = made("td", "", row);
+    line.forEach((value, rank) => {
+      if (!value) return;
+      const chip = made("span", "", cell);
+      chip.style.setProperty("--share", (Math.abs(value) / data.most).toFixed(3));
+      chip.classList.toggle("minus", value < 0);
+      made("code", data.tokens[sample()][places[atom][rank]], chip);
+      chip.append(` ${+value.toPrecision(2)}`);
+    });
+  });
+  find("off").textContent = off.length ? `Off at every token: ${off.join(", ")}.` : "";
+}
+find("signed").hidden = !data.values.flat(3).some(value => value < 0);
+show();
