@@ -183,7 +183,7 @@ def test_the_lines_of_the_readme_give_the_trained_accuracy(checkpoint, monkeypat
     poor = ci.ablate_heads(bare, "imagefolder:photos", metric="accuracy", progress=False)
     assert poor.table()["base"].iloc[0] < 0.4
     assert poor.headline().endswith("Assumed: eta 0.1, lambd 0.1.")
-    assert "eta, lambd" in poor.caution() and "20.0% by chance" in poor.caution()
+    assert "eta, lambd" in poor.caution() and "20.0\u00a0% by chance" in poor.caution()
 
 
 BASE = dict(family="crate", d_model=32, n_layers=2, n_heads=4)

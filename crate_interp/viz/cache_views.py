@@ -1,12 +1,15 @@
 """Pages of a cache: a layer's attention, where atoms are on, and where they are largest.
 
-Their JavaScript is inside the page, so no internet is needed. In a language model the first row of
-attention has a single share of 1, next to which all other rows would be white; so the reader
-chooses one colour scale per row, or one for all.
+Their JavaScript is inside the page, so no internet is needed. circuitsvis shades the tokens of a
+text. It draws no images, and has one colour scale for all rows of attention: in a language model
+the first row has a single share of 1, next to which all other rows would be white. So these, and
+tables, are drawn by this library.
 """
 
 import base64
 from collections.abc import Sequence
+from functools import cache as once
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -173,11 +176,19 @@ def activations(
         "names": called,
         "first": [int(first), int(best)],
     }
-    page, picture = "atoms-text.html", ""
+    page, bundle, picture = "texts/atoms-text.html", _bundle(), ""
     if model.cfg.kind != "text" and tokens is None:
-        page, data = "activations.html", data | {"grid": grid_of(model, grid)}
+        page, bundle, data = "activations.html", "", data | {"grid": grid_of(model, grid)}
         picture = "" if images is None else picture_of(model, images, sample, cache)
-    return Html.of(page, title, kicker=kicker, said=said, word=word, picture=picture, data=data)
+    values_shown = {"kicker": kicker, "word": word, "picture": picture, "circuitsvis": bundle}
+    return Html.of(page, title, said=said, data=data, still=None, **values_shown)
+
+
+@once
+def _bundle() -> str:
+    """Returns circuitsvis' JavaScript, from its package."""
+    source = files("circuitsvis").joinpath("dist", "cdn", "iife.js").read_text(encoding="utf-8")
+    return source.replace("</script>", "<\\/script>")
 
 
 def top_tokens(
@@ -236,7 +247,7 @@ def top_tokens(
     title = f"{name_of(cache)}: in which tokens {word}s are largest"
     said = _most_on(values, places, chosen, data["atoms"], word)
     kicker = f"{point}, {counted(n, 'samples')}"
-    return Html.of("top-tokens.html", title, kicker=kicker, said=said, word=word, data=data)
+    return Html.of("texts/top-tokens.html", title, kicker=kicker, said=said, word=word, data=data)
 
 
 def _places(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:

@@ -37,7 +37,13 @@ import crate_interp as ci
 
 WEIGHTS = Path(__file__).parent.parent / "weights"
 NETWORKS = {
-    "tied": ["crate-tiny-induction", *(f"crate-tiny-induction-seed-{n}" for n in (1, 2, 3, 4))],
+    "tied": [
+        "crate-tiny-induction",
+        "crate-tiny-induction-seed-1",
+        "crate-tiny-induction-seed-2",
+        "tied-induction-seed-3",
+        "tied-induction-seed-4",
+    ],
     "untied": ["gpt-tiny-induction"],
 }
 NORMS = ("flat_norms", "ladder_only", "permuted_norms", "masked_diagonal")

@@ -27,6 +27,9 @@ def looks() -> Iterator[Case]:
     yield Case("maps.attention", "crate", {"query": [1, 2], "scaled": False}, layer_one)
     yield Case("maps.attention", "crate", {"cls_key": False, "grid": (3, 4)}, layer_one)
     yield Case("maps.contracted", "cbt", {}, layer_one)
+    yield Case("maps.token_rates", "crate", {}, layer_one)
+    options = {"subspaces": True, "eps": 0.3, "point": "hook_resid_pre"}
+    yield Case("maps.token_rates", "crate", options, layer_one)
     yield Case("maps.memberships", "tost", {}, layer_one)
     yield Case(
         "maps.windowed", "crate", {"stride": (2, 5), "names": AT, **QUIET},

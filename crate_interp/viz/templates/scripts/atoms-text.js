@@ -10,14 +10,26 @@ for (const [menu, names, first] of [[layers, data.layers, data.first[0]], [atoms
   menu.value = first;
   menu.addEventListener("input", show);
 }
-const words = data.tokens.map((token, place) => {
-  const word = document.createElement("span");
-  word.textContent = token;
-  word.tabIndex = 0;
-  for (const kind of ["pointerenter", "focus"]) word.addEventListener(kind, () => say(place));
-  find("text").append(word);
-  return word;
-});
+// circuitsvis writes white text on colours that are too light for white
+function readable() {
+  for (const part of find("text").querySelectorAll("span[style]")) {
+    const found = part.style.backgroundColor.match(/[\d.]+/g);
+    if (!found) continue;
+    const [r, g, b] = found.slice(0, 3).map(v => v / 255).map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+    const ink = .2126 * r + .7152 * g + .0722 * b > .179 ? "rgb(0, 0, 0)" : "rgb(255, 255, 255)";
+    if (part.style.color !== ink) part.style.color = ink;
+  }
+}
+new MutationObserver(readable).observe(find("text"), {subtree: true, childList: true, attributes: true, attributeFilter: ["style"]});
+
+function shadeText(values, most) {
+  const view = document.createElement("div");
+  view.id = "view";
+  find("text").replaceChildren(view);
+  const colours = {minValue: -most, maxValue: most, negativeColor: "#c8702c", positiveColor: "#1f66a3"};
+  CircuitsVis.render("view", CircuitsVis.ColoredTokens, {tokens: data.tokens, values, ...colours});
+}
+
 heads.forEach((head, place) => {
   head.tabIndex = 0;
   head.setAttribute("role", "button");
@@ -41,14 +53,14 @@ function show() {
   find("which").textContent = `L${data.layers[layers.value]}A${data.atoms[atoms.value]}`;
   find("of").textContent = data.layers[layers.value];
   find("most").textContent = `${+most.toPrecision(3)}`;
-  words.forEach((word, place) => shade(word, now[place], top));
+  shadeText(now, top);
   [...find("rows").rows].forEach((row, place) => heads.forEach((head, column) => {
     const cell = row.cells[column + 1], value = layer[column][place];
     shade(cell, value, most);
     cell.textContent = value ? digits(value) : "";
   }));
   heads.forEach((head, place) => head.setAttribute("aria-pressed", String(place === +atoms.value)));
-  const on = now.filter(value => value).length;
+  const on = now.filter(value => value > 0).length;
   if (on) say(now.map(Math.abs).indexOf(top));
   find("live").textContent = on ? `On at ${on} of ${now.length} tokens. ${find("live").textContent}` : "Off at every token of this text.";
 }
