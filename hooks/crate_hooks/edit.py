@@ -426,12 +426,11 @@ def _basis(subspace: Subspace, orthonormal: bool) -> Float[Tensor, "d_model rank
     return left[:, :rank].to(columns.dtype)
 
 
-def _edited(
-    value: Edit, *, heads: Chosen = None, atoms: Chosen = None, positions: Chosen = None
-) -> Edit:
+def _edited(value: Edit, **where: Any) -> Edit:
     """Returns an edit that writes `value(tensor, hook)` into the chosen part only."""
-    chosen = {"heads": heads, "atoms": atoms, "positions": positions}
-    wanted = {name: _numbers(name, which) for name, which in chosen.items() if which is not None}
+    for name in where.keys() - Where.__annotations__.keys():
+        raise TypeError(f"{name}={where[name]!r}: an edit takes heads=, atoms= or positions=.")
+    wanted = {name: _numbers(name, which) for name, which in where.items() if which is not None}
 
     def run(tensor: Tensor, hook: Any = None) -> Tensor:
         new = value(tensor, hook)
