@@ -50,8 +50,8 @@ def test_few_public_parameters_are_any():
 
 
 ROOT = Path(__file__).parent.parent
-CODE, TESTS, DEMOS = 29_805, 31_696, 14_091
-FILES, FUNCTIONS = 217, 2_525  # of the library
+CODE, TESTS, DEMOS = 29_840, 31_780, 14_095
+FILES, FUNCTIONS = 217, 2_526  # of the library
 
 
 def lines(folder):

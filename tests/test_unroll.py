@@ -7,6 +7,8 @@ import torch
 import crate_interp as ci
 from conftest import make_lm
 from crate_interp import measures
+from crate_interp.surgeries import unrolling
+from crate_interp.surgeries.unrolling import Unroll
 from test_surgery import MODELS, QUIET, inputs_of, labels_of, loss_at
 
 from crate_interp.surgeries.steps import any_step  # isort: skip
@@ -97,8 +99,20 @@ def test_steps_of_attention_by_hand(network):
     assert layers["zeros"].isna().all()
 
 
+def first_change(network, count, kind):
+    """How the code of the first layer changes."""
+    question = Unroll([count], "sparse", None, None, 0.1, 0)
+    hooks, _ = unrolling._hooks(network, question, question.cases()[0], kind)
+    point = "blocks.0.mlp.hook_post"
+    with torch.no_grad():
+        _, clean = network.run_with_cache(inputs_of(network))
+        with network.hooks(hooks):
+            _, cache = network.run_with_cache(inputs_of(network))
+    return cache[point] - clean[point]
+
+
 def test_own_steps_change_nothing_and_random_ones_are_as_long(network):
-    count = network.blocks[0].mlp.lasso().count
+    count, changes = network.blocks[0].mlp.lasso().count, []
     result = unrolled(network, steps=(count, count + 2))
     base, answers = result.table("unchanged"), result.table("answers")
     for kind in ("unrolled", "random"):
@@ -113,6 +127,10 @@ def test_own_steps_change_nothing_and_random_ones_are_as_long(network):
     objective = result.table("layers").groupby("steps")["objective"].mean()
     if network.cfg.family != "nanochat-crate":  # its step of 1 is too long for a random dictionary
         assert objective[count + 2] < objective[count]
+    for kind in ("unrolled", "random"):  # the first layer reads the same in both
+        changes.append(first_change(network, count + 2, kind))
+    torch.testing.assert_close(*(change.norm(dim=(1, 2)) for change in changes))
+    assert not torch.allclose(*changes)
     again = unrolled(network, steps=(count, count + 2), seed=1)
     assert not again.table("answers")["loss"].equals(answers["loss"])
 
@@ -120,12 +138,14 @@ def test_own_steps_change_nothing_and_random_ones_are_as_long(network):
 def test_what_is_refused():
     network = MODELS["crate"]().double()
     for options, words in (
-        ({"steps": ()}, "there are no steps"), ({"steps": (-1,)}, "steps=-1"),
+        ({"steps": ()}, r"steps=\(\)"), ({"eta": []}, r"eta=\[\]"), ({"steps": (-1,)}, "steps=-1"),
         ({"eta": 0.0}, "eta=0.0"), ({"lambd": -1.0}, "lambd=-1.0"), ({"of": "both"}, "of='both'"),
         ({"of": "attention", "lambd": 0.1}, "no threshold"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=words):
             unrolled(network, **options)
+    with pytest.raises(ValueError, match="not finite"):
+        unrolled(network, steps=(400,), eta=1e9)
     gpt = make_lm("gpt-baseline").double()
     for of, words in (("sparse", "no dictionary"), ("attention", "no subspaces")):
         with pytest.raises(ValueError, match=words):

@@ -41,12 +41,13 @@ def coding_rate_gradient(z: Tokens, eps: float) -> Tokens:
 def token_rates(z: Tokens, eps: float) -> Float[Tensor, "*batch pos"]:
     """Returns what each token costs: how much the rate falls if the token becomes zero.
 
-    `R(Z) - R(Z without z_i) = -1/2 ln(1 - z_i . g_i)`, where g_i is row i of `coding_rate_gradient`
-    (the matrix determinant lemma). N stays, since an all-zero token counts in it. The parts do not
-    add up to R: what tokens share is in none of them.
+    `R(Z) - R(Z without z_i) = -1/2 ln [(I + a Z Z^T)^{-1}]_ii` with a = d / (N eps^2), by the
+    matrix determinant lemma. N stays, since an all-zero token counts in it. The parts do not add up
+    to R: what tokens share is in none of them.
 
     Of the codes of a head, `token_rates(Z U_k, eps)` is what each token costs in its R^c. Computed
-    in float64. NaN or Inf in a sample gives NaN.
+    in float64 from the matrix of tokens, because the smaller one of features loses what is left of
+    a token beside the others. NaN or Inf in a sample gives NaN.
 
     Args:
         z: `[..., pos, d_model]`, or codes `[..., head, pos, d_head]`.
@@ -60,9 +61,14 @@ def token_rates(z: Tokens, eps: float) -> Float[Tensor, "*batch pos"]:
         ValueError: As `coding_rate` does.
     """
     rates.check_rate(z, eps)
-    wide = z.double()
-    part = (wide * coding_rate_gradient(wide, eps)).sum(dim=-1)
-    return (-0.5 * torch.log1p(-part)).to(z.dtype)
+    pos, width = z.shape[-2:]
+    bad = ~z.isfinite().all(dim=-1).all(dim=-1)[..., None]
+    wide = z.double().masked_fill(bad[..., None], 0)
+    eye = torch.eye(pos, dtype=torch.float64, device=z.device)
+    factor = torch.linalg.cholesky(eye + width / (pos * eps**2) * (wide @ wide.mT))
+    inverse = torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)
+    costs = -0.5 * inverse.square().sum(dim=-2).log()
+    return costs.masked_fill(bad, torch.nan).to(z.dtype)
 
 
 @checks.in_full_precision

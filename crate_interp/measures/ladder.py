@@ -19,6 +19,7 @@ class NormLadder(NamedTuple):
 
     norms: TokenNumbers
     self_share: TokenNumbers
+    elsewhere: TokenNumbers
     upward_share: TokenNumbers
     rise: TokenNumbers
     distance: TokenNumbers
@@ -45,16 +46,24 @@ def norm_ladder(codes: HeadCodes, visible: Bool[Tensor, "pos pos"] | None = None
         visible: True where a token (row) sees another (column). Default: all see all.
 
     Returns:
-        Six numbers for each token p, with its attention A_pj = softmax_j(s_pj). norms: |u_p|, in
-        units of the code. self_share: A_pp. upward_share: the attention on longer codes. rise and
-        distance: their means over the attention, in nats of score; rise - distance is the mean
-        score less the token's score with itself. flat_share: `sum_j min(A_pj, F_pj)`, how much of
-        the attention would stay if all codes had their mean norm (F), in [0, 1].
+        Seven numbers for each token p, with its attention A_pj = softmax_j(s_pj). norms: |u_p|, in
+        units of the code. self_share: A_pp. elsewhere: the attention on other tokens. upward_share:
+        the attention on longer codes; norms that differ by rounding (1e-6 of the longest) are
+        equal. rise and distance: their means over the attention, in nats of score; rise - distance
+        is the mean score less the token's score with itself. flat_share: `sum_j min(A_pj, F_pj)`,
+        how much of the attention would stay if all codes had their mean norm (F), in [0, 1].
 
     Raises:
-        ValueError: If there are no tokens, or if a token does not see itself.
+        ValueError: If there are no heads or tokens, if visible is not a square of bool, and if a
+            token does not see itself.
     """
+    checks.require_floats(codes, "head pos d_head")
     checks.require_entries(codes, "pos d_head", checks.NO_TOKENS)
+    pos = codes.shape[-2]
+    if not codes.shape[-3]:
+        raise ValueError("there are no heads to measure: give codes [..., head, pos, d_head].")
+    if visible is not None and (visible.dtype != torch.bool or visible.shape != (pos, pos)):
+        raise ValueError(f"visible: give a tensor of bool of shape [{pos}, {pos}].")
     if visible is not None and not bool(visible.diagonal().all()):
         raise ValueError("a token does not see itself, and the ladder compares it with others.")
     heads = [_one_head(one, visible) for one in codes.double().unbind(dim=-3)]
@@ -63,22 +72,23 @@ def norm_ladder(codes: HeadCodes, visible: Bool[Tensor, "pos pos"] | None = None
     return NormLadder(*(one.masked_fill(bad, torch.nan).to(codes.dtype) for one in fields))
 
 
-def with_norms(
-    codes: HeadCodes, norms: Float[Tensor, "*lengths"], tiny: float = 1e-30
-) -> HeadCodes:
+def with_norms(codes: HeadCodes, norms: Float[Tensor, "*lengths"]) -> HeadCodes:
     """Returns codes of the same directions and any other norms; a code of zeros stays.
+
+    Computed in float64.
 
     Args:
         codes: The codes.
         norms: The norms, which broadcast to `[..., head, pos]`, in units of the code.
-        tiny: What a shorter code is divided by.
 
     Returns:
         `norms u / |u|`.
     """
     checks.require_floats(codes, "head pos d_head")
-    length = torch.linalg.vector_norm(codes, dim=-1).clamp_min(tiny)
-    return codes * (norms / length)[..., None]
+    wide = codes.double()
+    length = torch.linalg.vector_norm(wide, dim=-1)
+    share = norms.double() / length.masked_fill(length == 0, 1)
+    return (wide * share[..., None]).to(codes.dtype)
 
 
 def _one_head(
@@ -87,16 +97,20 @@ def _one_head(
     norms = torch.linalg.vector_norm(u, dim=-1)
     flat = with_norms(u[..., None, :, :], norms.mean(dim=-1)[..., None, None])[..., 0, :, :]
     pattern, even = (_pattern(one, visible) for one in (u, flat))
+    itself = torch.eye(u.shape[-2], dtype=torch.bool, device=u.device)
+    others = pattern.masked_fill(itself, 0)
     squares, scale = norms.square(), 0.5 * u.shape[-1] ** -0.5
-    longer = squares[..., None, :] > squares[..., :, None]
-    looked_at = (pattern @ squares[..., None])[..., 0]
-    across = ((pattern @ u) * u).sum(dim=-1)  # sum_j A_pj u_j . u_p
+    # of each token (row) and the token that it looks at (column)
+    rises = squares[..., None, :] - squares[..., :, None]
+    gaps = squares[..., None, :] + squares[..., :, None] - 2 * (u @ u.mT)
+    longer = rises > 1e-6 * squares.amax(dim=-1)[..., None, None]
     return (
         norms,
         pattern.diagonal(dim1=-2, dim2=-1),
-        (pattern * longer).sum(dim=-1),
-        scale * (looked_at - squares),
-        scale * (looked_at + squares - 2 * across),
+        others.sum(dim=-1),
+        (others * longer).sum(dim=-1),
+        scale * (others * rises).sum(dim=-1),
+        scale * (others * gaps.clamp(min=0)).sum(dim=-1),
         torch.minimum(pattern, even).sum(dim=-1),
     )
 
@@ -104,5 +118,5 @@ def _one_head(
 def _pattern(
     u: Float[Tensor, "*batch pos d_head"], visible: Bool[Tensor, "pos pos"] | None
 ) -> Float[Tensor, "*batch pos pos"]:
-    scores = u @ u.transpose(-1, -2) * u.shape[-1] ** -0.5
+    scores = u @ u.mT * u.shape[-1] ** -0.5
     return (scores if visible is None else scores.masked_fill(~visible, -torch.inf)).softmax(dim=-1)

@@ -127,7 +127,7 @@ REFUSALS: dict[str, str] = {
     "predict_next_sentence": "no model reads pairs of sentences: use model(tokens)",
     "prepare_multimodal_inputs": "a model reads text or images: use model.preprocess(images)",
     "loss_fn": "labels take the place of next tokens: use model(images, labels=numbers).loss",
-    "b_in": "a sparse step has thresholds: read cfg.eta and cfg.lambd, or blocks[l].mlp.threshold",
+    "b_in": "a sparse step has thresholds: cfg.eta, cfg.lambd, or mlp.threshold of nanochat-crate",
 } | dict.fromkeys(
     (
         "decompose_resid",

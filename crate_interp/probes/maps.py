@@ -169,6 +169,8 @@ def token_rates(
     _check(cache)
     z: Tensor = cache.at(point, layer)
     u: Any = getattr(cache.model.blocks[layer].attn, "U", None)
+    if z.ndim != 3 or z.shape[-1] != cache.model.cfg.d_model:
+        raise ValueError(f"point={point!r}: give a point of the stream, such as 'hook_resid_mid'.")
     if subspaces and u is None:
         raise ValueError(f"layer {layer} has no subspaces U: its queries and keys are two codes.")
     tokens = head_codes(z, u.detach()) if subspaces else z[:, None]

@@ -21,7 +21,7 @@ from crate_interp.sweeps.moments import from_bytes, to_bytes
 
 MASKED = "masked_diagonal"
 NORMS = ("flat_norms", LADDER_ONLY, "permuted_norms", MASKED)
-READS = ("attn.hook_q", "attn.hook_k", "attn.hook_v")
+READS = ("attn.hook_q", "attn.hook_k", "attn.hook_v", "attn.hook_pattern")
 MEANS = "mean norms"  # the key under which a step finds the means of its layer, [2, head, pos]
 
 
@@ -38,9 +38,13 @@ def attention_of_norms(
     Their norms become, by name: the mean over the sample's tokens (flat_norms), the mean over
     samples at each position (ladder_only), or the norms of the sample in another order of tokens,
     one order for all samples, heads and layers (permuted_norms). With masked_diagonal the norms
-    stay, and a token does not see itself, unless it sees nothing else. Values stay.
+    stay, and a token does not see itself, unless it sees nothing else. Values stay. In a language
+    model the mean and the order are those of the whole window, so they tell a token of later norms.
+    Hooks on the layer's own scores, pattern and z have no part in it. Raises ValueError for padding
+    and for tokens of a past.
     """
-    q, k, v = (acts[point].transpose(1, 2) for point in READS)  # [batch, head, pos, d_head]
+    _check_tokens(acts[READS[3]])
+    q, k, v = (acts[point].transpose(1, 2) for point in READS[:3])  # [batch, head, pos, d_head]
     if name != MASKED:
         means = acts.get(MEANS, (None, None))
         q, k = (
@@ -56,6 +60,13 @@ def attention_of_norms(
     z = scores.masked_fill(~sees, -torch.inf).softmax(dim=-1) @ v
     pattern = "batch head pos d_head, head d_head d_model -> batch pos d_model"
     return einsum(z, block.attn.W_O, pattern) + block.attn.b_O
+
+
+def _check_tokens(pattern: Float[Tensor, "batch head query key"]) -> None:
+    if pattern.shape[-2] != pattern.shape[-1]:
+        raise ValueError("norms are those of all tokens: generate with use_past_kv_cache=False.")
+    if bool((pattern.amax(dim=(1, 2)) == 0).any()):  # a token that even itself does not see
+        raise ValueError("norms are those of all tokens, without padding: give one text at a time.")
 
 
 def no_pattern(block: CrateBlock) -> str:

@@ -16,14 +16,14 @@ from crate_interp import measures
 from crate_interp.core import checks
 from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
-from crate_interp.measures.checks import in_full_precision
+from crate_interp.measures.checks import all_finite, in_full_precision
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.layers.context import contexts
 from crate_interp.models.layers.sparse_steps import Lasso
 from crate_interp.models.runtimes import with_weights
 from crate_interp.questions.answers import Loss, check_logits, hits, losses, true_loss
 from crate_interp.questions.asking import Perhaps, ask
-from crate_interp.questions.batches import Batch, Chunk
+from crate_interp.questions.batches import Chunk
 from crate_interp.questions.edited_runs import joined
 from crate_interp.questions.experiment import Pass, Question, Tables
 from crate_interp.results.result import Result, by
@@ -130,7 +130,8 @@ def unroll(
     what comes of it.
 
     The baseline takes, from what the layer itself would give there, a step as long in a random
-    direction: the entries of every token's change in a random order with random signs.
+    direction: the entries of every token's change in a random order with random signs. It may leave
+    the non-negative codes.
 
     Args:
         model: A hooked model with logits.
@@ -153,7 +154,7 @@ def unroll(
             of="attention", for a layer without a lasso or without U, for missing labels, and as
             `ci.sweep` does.
     """
-    question = Unroll(tuple(steps), of, eta, lambd, eps, seed, labels)
+    question = Unroll(steps, of, eta, lambd, eps, seed, labels)
     return ask(question, model, data, run_options(unroll, run))
 
 
@@ -182,6 +183,8 @@ class Unroll(Question):
     def settled(self, model: HookedModel, samples: Samples) -> "Unroll":
         """Refuses invalid requests, and fills in what model and samples decide."""
         checks.one_of("of", self.of, OBJECTIVES)
+        if not isinstance(self.steps, (list, tuple, range)) or not self.steps:
+            raise ValueError(f"steps={self.steps!r}: give a list such as (1, 2, 4).")
         check_logits(model, "unroll")
         if self.of == "attention" and self.lambd is not None:
             raise ValueError("attention has no threshold: leave out lambd=.")
@@ -196,8 +199,6 @@ class Unroll(Question):
             "eps": checks.positive("eps", self.eps),
             "seed": checks.count("seed", self.seed, least=0),
         }
-        if not numbers["steps"]:
-            raise ValueError("there are no steps: give a list such as steps=(1, 2, 4).")
         return replace(self, labels=None, loss=true_loss(model, samples, self.labels), **numbers)
 
     def cases(self) -> list[Case]:
@@ -214,8 +215,11 @@ def _all(name: str, value: Any, check: Any) -> list[float] | None:
     """Returns one or several numbers as a list, each checked; None stays."""
     if value is None:
         return None
-    several = list(value) if isinstance(value, (list, tuple)) else [value]
-    return sorted({check(name, one) for one in several}) or None
+    if not isinstance(value, (list, tuple)):
+        return [check(name, value)]
+    if not value:
+        raise ValueError(f"{name}=[]: give a number or several, or leave it out.")
+    return sorted({check(name, one) for one in value})
 
 
 @torch.no_grad()
@@ -230,11 +234,16 @@ def _of_chunk(chunk: Chunk, question: Unroll) -> Tables:
             logits: Any, numbers: Any = numbers, targets: Tensor = targets
         ) -> dict[str, Any]:
             loss = losses(logits.double(), targets)
+            if not all_finite(loss):
+                raise ValueError(
+                    f"a loss of samples {numbers} is not finite: take fewer steps, or a "
+                    "smaller eta."
+                )
             return {"sample": numbers, "loss": loss.cpu(), "right": hits(logits, targets).cpu()}
 
         rows["unchanged"].append(pd.DataFrame(scored(clean)))
         for kind, case in product((UNROLLED, RANDOM), question.cases()):
-            hooks, found = _hooks(chunk.model, batch, question, case, kind)
+            hooks, found = _hooks(chunk.model, question, case, kind)
             answers = scored(chunk.model.run_with_hooks(batch.inputs, fwd_hooks=hooks))
             rows["answers"].append(pd.DataFrame({**answers, "kind": kind, **_named(case)}))
             if kind == UNROLLED:
@@ -251,7 +260,7 @@ def _named(case: Case) -> dict[str, Any]:
 
 
 def _hooks(
-    model: HookedModel, batch: Batch, question: Unroll, case: Case, kind: str
+    model: HookedModel, question: Unroll, case: Case, kind: str
 ) -> tuple[list[Hook], dict[int, dict[str, Any]]]:
     """Returns hooks that take the steps of a case, and where they put numbers of each layer."""
     found: dict[int, dict[str, Any]] = {}

@@ -55,17 +55,14 @@ def norm_ladder(
     """
     model = model_of(cache)
     check_pattern(model.cfg, "a norm ladder")
-    (layer,), (head,) = (
-        numbers(name, value, count)
-        for name, value, count in (
-            ("layer", layer, model.cfg.n_layers),
-            ("head", head, model.cfg.n_heads),
-        )
-    )
+    layer = numbers("layer", layer, model.cfg.n_layers)[0]
+    head = numbers("head", head, model.cfg.n_heads)[0]
     if not model.cfg.tied:
         raise ValueError("a norm ladder is of heads whose query and key are one code.")
     codes = activation(cache, layer, "attn.hook_q", sample)[:, head].double()  # [pos, d_head]
     pattern = activation(cache, layer, "attn.hook_pattern", sample)[head]
+    if pattern.shape != (len(codes), len(codes)) or len(tokens or codes) != len(codes):
+        raise ValueError(f"give a cache of all tokens, and {len(codes)} tokens to stand below it.")
     visible = (pattern > 0) | torch.eye(len(codes), dtype=torch.bool, device=pattern.device)
     norms = torch.linalg.vector_norm(codes, dim=-1)
     flat = measures.with_norms(codes[None], norms.mean())[0]

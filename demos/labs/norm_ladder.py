@@ -87,8 +87,9 @@ def bindings(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Te
 def drawn(setting: Setting) -> Weights:
     """Returns the weights of all seeds, with a first axis of seeds."""
 
+    each = [torch.Generator().manual_seed(seed) for seed in range(SEEDS)]
+
     def normal(*shape: int, std: float) -> Tensor:
-        each = [torch.Generator().manual_seed(seed) for seed in range(SEEDS)]
         made = torch.stack([torch.randn(*shape, generator=one) for one in each])
         return (std * made).requires_grad_()
 

@@ -37,7 +37,8 @@ def slow(u, visible):
         rise = sum(a[j] * scale * (norms[j] ** 2 - norms[p] ** 2) for j in seen)
         gap = {j: sum((x - y) ** 2 for x, y in zip(u[p], u[j], strict=True)) for j in seen}
         rows.append([
-            norms[p], a[p], sum(a[j] for j in seen if norms[j] > norms[p]), rise,
+            norms[p], a[p], sum(a[j] for j in seen if j != p),
+            sum(a[j] for j in seen if norms[j] > norms[p]), rise,
             sum(a[j] * scale * float(gap[j]) for j in seen), sum(min(a[j], f[j]) for j in seen),
         ])  # fmt: skip
     return np.array(rows)
@@ -53,7 +54,7 @@ def test_a_slow_form(causal):
     np.testing.assert_allclose(mine.numpy(), np.array(wanted), rtol=1e-11, atol=1e-13)
     half = m.norm_ladder(codes.float(), visible)
     assert {one.dtype for one in half} == {torch.float32}
-    assert [one.shape for one in half] == [(BATCH, HEADS, POS)] * 6
+    assert [one.shape for one in half] == [(BATCH, HEADS, POS)] * 7
 
 
 def test_rise_less_distance_is_the_score_above_oneself():
@@ -180,5 +181,22 @@ def test_what_it_refuses_and_what_is_not_finite():
         m.norm_ladder(u[:, :, :0])
     with pytest.raises(ValueError, match="does not see itself"):
         m.norm_ladder(u, torch.ones(POS, POS, dtype=torch.bool).tril(-1))
-    zero = m.with_norms(torch.zeros(1, 3, 5), torch.ones(()))
-    assert not zero.any()
+    for visible in (torch.ones(POS, POS), torch.ones(2, POS, POS, dtype=torch.bool)):
+        with pytest.raises((ValueError, TypeError), match="bool|visible"):
+            m.norm_ladder.__wrapped__(u, visible)
+    with pytest.raises(ValueError, match="no heads"):
+        m.norm_ladder(u[:, :0])
+    for dtype in (torch.float16, torch.float32):
+        zero = torch.zeros(1, 3, 5, dtype=dtype)
+        assert not m.with_norms(zero, torch.ones(())).any()
+        tiny = m.with_norms(zero + 1e-5, torch.tensor(100.0)).norm(dim=-1)
+        assert bool((tiny - 100).abs().max() < 1)
+
+
+def test_a_peaked_head_and_a_single_token_have_no_rise_out_of_nothing():
+    u = codes_of(5) * 60  # each token looks at itself or at a longer one, and nowhere else
+    steps = m.norm_ladder(u)
+    assert float(steps.distance.min()) >= 0 and float(steps.elsewhere.min()) >= 0
+    assert bool((steps.rise[steps.elsewhere == 0] == 0).all())
+    one = m.norm_ladder(u[:, :, :1])
+    assert not one.rise.any() and not one.distance.any() and not one.elsewhere.any()

@@ -37,6 +37,14 @@ def test_a_token_costs_what_the_rate_falls_without_it():
     turn = torch.linalg.qr(draw(3, 7, 7))[0]
     close(m.token_rates(z @ turn, 0.3), costs, 1e-10)
     close(m.token_rates(z.float(), 0.3).double(), costs, 1e-5)
+    for scale in (1e4, 1e8):  # no digit of what is left of a token beside the others is lost
+        wide, without = draw(4, 8, 16) * scale, draw(4, 8, 16) * scale
+        without[3] = 0
+        close(
+            m.token_rates(wide, 0.1)[3],
+            m.coding_rate(wide, 0.1) - m.coding_rate(without, 0.1),
+            1e-9,
+        )
     z[1, 4, 2], z[2, 6] = math.nan, 0
     costs = m.token_rates(z, 0.3)
     assert costs.isnan().all(dim=1).tolist() == [False, True, False] and costs[2, 6] == 0
