@@ -50,7 +50,7 @@ def test_few_public_parameters_are_any():
 
 
 ROOT = Path(__file__).parent.parent
-CODE, TESTS, DEMOS = 29_840, 31_780, 14_095
+CODE, TESTS, DEMOS = 29_840, 31_780, 14_096
 FILES, FUNCTIONS = 217, 2_526  # of the library
 
 

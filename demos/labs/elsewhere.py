@@ -95,9 +95,10 @@ def audited(rule: str) -> Elsewhere:
     cases = counted({"yes": kept + depends, "no": broken + depends, "both": other})
     ours = f"kept in {kept} of {kept + broken + depends + other} layers, broken in {broken}"
     ours += f", depends on the frame in {depends}" * (depends > 0)
-    values = [float(end) for row in cells for end in row[4].split(" to ")]
     ours += "".join(f", {word} in {count}" for word, count in others.items() if count)
-    ours += more.format(low=min(values), high=max(values))
+    if more:  # of cosines; others are per cents
+        values = [float(end) for row in cells for end in row[4].split(" to ")]
+        ours += more.format(low=min(values), high=max(values))
     return made(rule, cases, "`make tables`", ours, null, 16)
 
 
