@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from crate_interp.models.clip import HookedCrateCLIP
     from crate_interp.models.language import HookedCrateLM
     from crate_interp.models.layers.context import Past
+    from crate_interp.models.redunet import ReduNet, redunet
     from crate_interp.models.sae import SparseAutoencoder
     from crate_interp.models.vision import HookedCrate
     from crate_interp.probes import Probe
@@ -54,13 +55,13 @@ __all__ = [
     "Atlas", "AtomResult", "AttributionGraph", "AuditResult", "CheckpointError", "Comparison",
     "CrateConfig",
     "HeadAblation", "HookedCrate", "HookedCrateCLIP", "HookedCrateLM", "HookedCrateMAE",
-    "LinearProbeResult", "Past", "Probe", "SRRRegularizer", "SegmentResult", "SparseAutoencoder",
-    "SurgeryResult", "SweepResult", "Unrolling", "Watch", "WatchResult", "ablate_heads", "atlas",
-    "atoms",
+    "LinearProbeResult", "Past", "Probe", "ReduNet", "SRRRegularizer", "SegmentResult",
+    "SparseAutoencoder", "SurgeryResult", "SweepResult", "Unrolling", "Watch", "WatchResult",
+    "ablate_heads", "atlas", "atoms",
     "audit", "bridge", "circuits", "compare", "convert", "data", "from_bridge", "graph", "hooks",
     "linear_probe", "list_models", "load", "maps", "measures", "open_store", "probe",
-    "probes", "report", "saes", "segment", "store", "surgeries", "surgery", "sweep", "to_bridge",
-    "unroll", "viz", "watch",
+    "probes", "redunet", "report", "saes", "segment", "store", "surgeries", "surgery", "sweep",
+    "to_bridge", "unroll", "viz", "watch",
 ]  # fmt: skip
 
 __version__ = "0.1.0"

@@ -31,6 +31,7 @@ from crate_interp.core.safe_text import plain
 from crate_interp.models.autoencoder import HookedCrateMAE
 from crate_interp.models.clip import HookedCrateCLIP, HookedTextTower
 from crate_interp.models.language import HookedCrateLM
+from crate_interp.models.redunet import ReduNet, ReduNetConfig
 from crate_interp.models.sae import SAEConfig, SparseAutoencoder
 from crate_interp.models.saving import CONFIG, save
 from crate_interp.models.vision import HookedCrate
@@ -54,7 +55,7 @@ class Parts:
     """
 
     layout: str
-    cfg: CrateConfig | SAEConfig
+    cfg: CrateConfig | SAEConfig | ReduNetConfig
     tensors: dict[str, Tensor]
     target_of: dict[str, str]
     origins: Origins
@@ -70,7 +71,7 @@ def build(contents: Contents, dtype: torch.dtype) -> Any:
     cfg, tensors, target_of = parts.cfg, parts.tensors, parts.target_of
     contents.tensors.clear()  # so that each tensor is released as soon as it is copied
     what = f"{contents.where} does not fit a {cfg.family} model"
-    kind: Any = SparseAutoencoder
+    kind: Any = ReduNet if isinstance(cfg, ReduNetConfig) else SparseAutoencoder
     if isinstance(cfg, CrateConfig):
         what += f" of {cfg.n_layers} layers"
         claimed = max(n for name, n in cfg.to_dict().items() if name.endswith("layers"))

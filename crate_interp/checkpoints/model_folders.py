@@ -19,9 +19,11 @@ from crate_interp.checkpoints.state_dicts import find_weights
 from crate_interp.config import CrateConfig, check_names
 from crate_interp.core import checks
 from crate_interp.core.errors import CheckpointError
+from crate_interp.models.redunet import ReduNetConfig
 from crate_interp.models.sae import NORMALIZATIONS, SAEConfig
 from crate_interp.models.saving import CONFIG, LIBRARY, WEIGHTS
 
+Configs = CrateConfig | SAEConfig | ReduNetConfig
 STEPS = "steps"  # subfolder of files step-N.safetensors: the weights after step N of a training
 
 # Fields that decide which tensors exist and what the tensors mean. A given field must not
@@ -34,7 +36,7 @@ STRUCTURE = (
 )  # fmt: skip
 
 
-def read_own_config(folder: Path, overrides: dict[str, Any]) -> CrateConfig | SAEConfig:
+def read_own_config(folder: Path, overrides: dict[str, Any]) -> Configs:
     """Returns the config of a folder, with `overrides` in place of the folder's fields.
 
     Raises CheckpointError if the folder was not written by save_pretrained, or if an override
@@ -48,8 +50,8 @@ def read_own_config(folder: Path, overrides: dict[str, Any]) -> CrateConfig | SA
         raise CheckpointError(f"{path} has format {content.get('format')!r}; this version reads 1.")
     try:
         fields = dict(content["config"])
-        if fields.get("family") == "sae":
-            return SAEConfig(**fields)
+        if fields.get("family") in ("sae", "redunet"):
+            return (SAEConfig if fields["family"] == "sae" else ReduNetConfig)(**fields)
         stored = CrateConfig.from_dict(fields)
         sure: dict[str, Any] = {"grid_guessed": False} if "image_size" in overrides else {}
         sure["assumed"] = [name for name in stored.assumed if name not in overrides]

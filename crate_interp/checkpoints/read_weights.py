@@ -24,6 +24,7 @@ from crate_interp.config import CrateConfig
 from crate_interp.core.errors import CheckpointError
 from crate_interp.core.files import open_regular
 from crate_interp.measures.checks import all_finite
+from crate_interp.models.redunet import ReduNetConfig
 from crate_interp.models.sae import SAEConfig
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -63,7 +64,7 @@ class Contents:
     family: str | None = None
     row: dict[str, Any] | None = None
     given: dict[str, Any] = field(default_factory=dict)
-    cfg: CrateConfig | SAEConfig | None = None
+    cfg: CrateConfig | SAEConfig | ReduNetConfig | None = None
     notes: tuple[str, ...] = ()
 
 
