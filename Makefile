@@ -12,6 +12,7 @@
 # make pairs      five CRATEs against five ViTs from shipped weights; runs/crate-against-vit
 # make family     five kinds of white-box transformers and a ViT from shipped weights; runs/family
 # make labs       the papers' own experiments in their quick forms; runs/labs
+# make truth      what finders find in planted circuits, and who is at chance; runs/truth
 # make docs       the documentation site, without a network; runs/site
 # make transformerlens  TransformerLens' own tests and six of its tutorials on our models
 # make oldest     install the oldest dependencies that pyproject.toml admits, run the fast tests
@@ -33,7 +34,7 @@ READY := .venv/.ready
 OUT ?= runs/first
 
 .PHONY: report test test-all oracles golden check kill bench gpu maskcut pictures notebooks tables pairs \
-	family labs docs transformerlens oldest newest pythons torchvision browser graphs clean
+	family labs truth docs transformerlens oldest newest pythons torchvision browser graphs clean
 
 report: $(INSTALLED)
 	$(BIN)/crate-interp report crate-tiny-fashion --data embedded:fashion --out $(OUT) --audit
@@ -92,6 +93,9 @@ family: $(READY)
 
 labs: $(READY)
 	$(BIN)/python demos/labs/all.py --out runs/labs
+
+truth: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python demos/labs/truth.py --out runs/truth
 
 docs: $(READY)
 	$(BIN)/python demos/docs/generated.py

@@ -96,9 +96,8 @@ def test_points_memberships_and_hooks(built):
     torch.testing.assert_close(pi, (-500 * lengths).softmax(dim=1))
     assert bool((pi.argmax(dim=1) == labels).double().mean() > 0.9)
     fixed = torch.nn.functional.one_hot(labels).double()
-    told = net.run_with_hooks(
-        features, fwd_hooks=[(lambda name: name.endswith("hook_pi"), lambda x, hook: fixed)]
-    )
+    points = [(f"blocks.{layer}.hook_pi", lambda x, hook: fixed) for layer in range(LAYERS)]
+    told = net.run_with_hooks(features, fwd_hooks=points)
     torch.testing.assert_close(told, net(features, labels))
     assert out.norm(dim=1).allclose(torch.ones(49, dtype=torch.float64))
     assert not leftover_hooks(net)
@@ -118,10 +117,6 @@ def test_the_audit_says_yes_to_what_was_built_and_no_to_other_weights(built):
         weight.data = weight.flatten()[order].view_as(weight)
     shuffled = other.audit(features, labels)
     assert set(shuffled["along"]) == {"no"} and "no" in set(shuffled["raises"])
-    uphill = ci.redunet(features, labels, layers=1)
-    for weight in uphill.blocks[0].parameters():
-        weight.data = -weight if weight.ndim > 1 else weight
-    assert uphill.audit(features, labels)[["raises", "along"]].to_numpy().tolist() == [["no"] * 2]
 
 
 def test_it_is_saved_and_loaded(built, tmp_path, unchecked):
@@ -141,15 +136,14 @@ def test_what_it_refuses(built, unchecked):
     net, z, labels = built
     bad = z.clone()
     bad[3] = 0
-    refuses("features=.*floats", lambda: ci.redunet(labels, labels))
-    refuses("features=.*floats", lambda: ci.redunet(z[0], labels))
-    refuses("row of zeros", lambda: ci.redunet(bad, labels))
-    refuses("NaN", lambda: ci.redunet(z / 0, labels))
-    refuses("49 whole numbers", lambda: ci.redunet(z, labels[1:]))
-    refuses("49 whole numbers", lambda: ci.redunet(z, labels.double()))
-    refuses("49 whole numbers", lambda: ci.redunet(z, labels - 1))
-    refuses("classes have", lambda: ci.redunet(z, 2 * labels))
-    refuses("classes have", lambda: ci.redunet(z, 0 * labels))
+    for features in (labels, z[0]):
+        refuses("features=.*floats", lambda features=features: ci.redunet(features, labels))
+    for features in (bad, z / 0):
+        refuses("NaN, Inf or a row of zeros", lambda given=features: ci.redunet(given, labels))
+    for other in (labels[1:], labels.double(), labels - 1):
+        refuses("49 whole numbers", lambda other=other: ci.redunet(z, other))
+    for other in (2 * labels, 0 * labels):
+        refuses("classes have", lambda other=other: ci.redunet(z, other))
     refuses("layers=0", lambda: ci.redunet(z, labels, layers=0))
     for name in ("eta", "eps", "lambd"):
         refuses(f"{name}=-1", lambda name=name: ci.redunet(z, labels, **{name: -1}))

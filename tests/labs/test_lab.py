@@ -102,6 +102,7 @@ LABS = {
     "sparsity_ablation": ({}, 7, []),
     "srr_regularizer": ({"STEPS": {"quick": 7}}, 4, []),
     "training_lens": ({}, 3, []),
+    "truth": ({"SEEDS": {"quick": 2}, "TEXTS": 32}, 11, []),
 }
 
 
