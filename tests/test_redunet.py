@@ -151,3 +151,4 @@ def test_what_it_refuses(built, unchecked):
     refuses("floats .sample, 11", lambda: net(z[:, 1:]))
     refuses("from 0 to 2", lambda: net(z, labels + 1))
     refuses("from 0 to 2", lambda: net.audit(z, labels + 1))
+    refuses("each of 3 classes", lambda: net.audit(z, labels * 0))

@@ -148,7 +148,10 @@ class ReduNet(HookedRootModule, SharedModel):
         _, cache = self.run_with_cache(features, labels)
         here, rows = ReduNetBlock(self.cfg), []
         random = torch.Generator().manual_seed(checks.count("seed", seed, least=0))
-        pi = F.one_hot(labels.long(), self.cfg.n_classes).double()
+        labels = _classes(labels, cache["blocks.0.hook_resid_pre"], self.cfg.n_classes)
+        pi = F.one_hot(labels, self.cfg.n_classes).double()
+        if not bool(pi.any(dim=0).all()):
+            raise ValueError(f"labels: give samples of each of {self.cfg.n_classes} classes.")
         for layer in range(self.cfg.n_layers):
             points = (f"blocks.{layer}.hook_resid_{side}" for side in ("pre", "post"))
             before, after = (cache[point].double() for point in points)
