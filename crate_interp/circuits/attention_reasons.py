@@ -1,8 +1,8 @@
 """Why a head looks there: a score of attention as a sum over pairs of atoms, and what they do."""
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
 
@@ -31,6 +31,7 @@ from crate_interp.circuits.graphs.derivatives import directions
 from crate_interp.circuits.graphs.question import Question
 from crate_interp.core import checks
 from crate_interp.measures.checks import in_full_precision
+from crate_interp.models.cache import CrateCache
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.layers.context import contexts, turned
 from crate_interp.models.runtimes import bias_of
@@ -92,7 +93,9 @@ def why_attends(
     if model.cfg.causal and checks.is_int(query) and 0 <= query < sample.shape[1]:
         end = max(query, key or 0) if key is None or checks.is_int(key) else query
         sample = sample[:, : end + 1]  # later tokens change nothing
-    case = _read(model, sample, layer, head, query, key)
+    _within("layer", layer, range(1, model.cfg.n_layers))
+    _within("head", head, range(model.cfg.n_heads))
+    case = _read(model, sample, _look(model, sample, [layer]), layer, head, query, key)
     place = case.place
     position = query if model.cfg.kind == "text" else None
     question = questions.ask_answer(model, case.logits, None, position)
@@ -105,7 +108,8 @@ def why_attends(
         )
     effects = _effects(case, question, seed).assign(network=MODEL)
     other = twin(model, seed)
-    beside = _effects(_read(other, sample, **vars(place)), question, seed).assign(network=UNTRAINED)
+    rival = _read(other, sample, _look(other, sample, [layer]), **vars(place))
+    beside = _effects(rival, question, seed).assign(network=UNTRAINED)
     tables["effects"] = pd.concat([effects, beside], ignore_index=True)
     tables["picture"] = sample_picture(model, sample)
     tokens, at = token_words(model, sample), (place.query, place.key)
@@ -185,20 +189,46 @@ class _Role:
         return (x - x.mean(dim=-1, keepdim=True) if self.centred else x) @ self.map
 
 
+def strongest_pairs(
+    model: HookedModel, sample: Tensor, places: Sequence[tuple[int, int, int, int]], most: int
+) -> pd.DataFrame:
+    """Returns the strongest pairs of atoms of several scores of a sample, from one forward.
+
+    Biases of the key are left out: what they add is the same for all keys, which a softmax
+    forgets.
+    places: layer, head, query, key of each, layer from 1 on, in a model with an attention pattern.
+    """
+    if not places:
+        return pd.DataFrame()
+    looked, found = _look(model, sample, sorted({place[0] for place in places})), []
+    for place in places:
+        case = _read(model, sample, looked, *place)
+        pairs: Any = _parts(case)[0]["pairs"]
+        pairs = pairs[pairs["key_atom"] > BIAS].head(most)
+        numbers = asdict(case.place) | {"attention": case.attention, "score": case.score}
+        found.append(pairs.assign(**numbers)[[*numbers, *pairs.columns]])
+    return pd.concat(found, ignore_index=True)
+
+
+def _look(model: HookedModel, sample: Tensor, layers: Sequence[int]) -> tuple[Tensor, CrateCache]:
+    """Returns the answer, and what scores of these layers are made of."""
+    below = range(max(layers, default=0)) if model.cfg.residual else [at - 1 for at in layers]
+    wanted = {full_name(name, layer) for layer in layers for name in _points(model)}
+    wanted |= {full_name("mlp.hook_post", at) for at in below}
+    logits, cache = model.run_with_cache(sample, names_filter=lambda name: name in wanted)
+    return logits, cache
+
+
 def _read(
-    model: HookedModel, sample: Tensor, layer: int, head: int, query: int, key: int | None
-) -> _Case:
+    model: HookedModel, sample: Tensor, looked: tuple[Tensor, CrateCache],
+    layer: int, head: int, query: int, key: int | None,
+) -> _Case:  # fmt: skip
     """Returns a score and the pieces of the stream; raises ValueError for a place there is not."""
-    _within("layer", layer, range(1, model.cfg.n_layers))
-    _within("head", head, range(model.cfg.n_heads))
     block: Any = model.blocks[layer]
     below = range(layer) if model.cfg.residual else [layer - 1]
     posts = [full_name("mlp.hook_post", at) for at in below]
-    names = ("hook_resid_pre", _pattern_point(model), "attn.hook_attn_scores")
-    names = [*names, "attn.hook_rep", "attn.hook_u"]
-    before, pattern, scores, reps, us = (full_name(name, layer) for name in names)
-    wanted = {before, pattern, scores, reps, us, *posts}
-    logits, cache = model.run_with_cache(sample, names_filter=lambda name: name in wanted)
+    before, pattern, scores, reps, us = (full_name(name, layer) for name in _points(model))
+    logits, cache = looked
     shares = cache[pattern][0, head]  # [query, key]
     _within("query", query, range(shares.shape[0]))
     contracts = model.cfg.facts["attention"] == "cbsa"
@@ -250,8 +280,13 @@ def _within(name: str, value: object, choices: range) -> None:
         raise ValueError(f"{name}={checks.quote(value)}: {known}.")
 
 
-def _pattern_point(model: HookedModel) -> str:
-    return f"attn.hook_{'contract' if model.cfg.facts['attention'] == 'cbsa' else 'pattern'}"
+def _points(model: HookedModel) -> list[str]:
+    """Returns the points of the stream, the pattern, the scores, and CBT's representatives."""
+    pattern = "contract" if model.cfg.facts["attention"] == "cbsa" else "pattern"
+    return [
+        "hook_resid_pre",
+        *(f"attn.hook_{name}" for name in (pattern, "attn_scores", "rep", "u")),
+    ]
 
 
 def _role(
@@ -405,7 +440,7 @@ def _run(
 
     hooks: list[Any] = [
         (full_name("hook_resid_pre", place.layer), put),
-        (full_name(_pattern_point(model), place.layer), note),
+        (full_name(_points(model)[1], place.layer), note),
     ]
     copies = case.sample.expand(len(streams), *case.sample.shape[1:])
     start: Any = {"start_at_layer": place.layer} if may_share(model) else {}

@@ -21,6 +21,11 @@ def _per_cent(share: float) -> str:
     return words if share >= 1e-4 else "almost nothing"
 
 
+def piece_name(layer: int, atom: int) -> str:
+    """Returns the name of a piece of the stream, such as "L0A12"."""
+    return {STREAM: "the rest", BIAS: "biases"}.get(atom, f"L{layer}A{atom}")
+
+
 class AttentionReason(Result):
     """Why a head looks from one token at another: the score, as a sum over pairs of atoms.
 

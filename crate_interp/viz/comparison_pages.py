@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from crate_interp.circuits.attention_reasons_result import BIAS, OTHERS, STREAM, AttentionReason
+from crate_interp.circuits.attention_reasons_result import OTHERS, AttentionReason, piece_name
 from crate_interp.circuits.circuit import head_name
 from crate_interp.circuits.code_swaps_result import Concentration
 from crate_interp.circuits.head_ablation import HeadAblation
@@ -217,8 +217,3 @@ def why_page(reason: AttentionReason, out: str | Path) -> Path:
         pairs=parts[parts["query_atom"] > OTHERS].head(12),
         curves=inline_svg(why_figure(reason, title=""), reason.finding(), salt="why"),
     )  # fmt: skip
-
-
-def piece_name(layer: int, atom: int) -> str:
-    """Returns the name of a piece of the stream, such as "L0A12"."""
-    return {STREAM: "the rest", BIAS: "biases"}.get(atom, f"L{layer}A{atom}")

@@ -82,6 +82,10 @@ def _data(graph: AttributionGraph, picture: pd.DataFrame) -> dict[str, Any]:
         "special": meta["special"],
         "places": [[float(f"{value:.2f}") for value in row] for row in scaled.to_numpy()],
         "examples": _examples(graph),
+        "looks": [
+            [*place, [[*names, _number(part)] for *names, part in pairs]]
+            for place, pairs in graph.looks().items()
+        ],
         "answer": graph.answer,
         "versus": None if target["versus"] is None else target["versus_name"],
         "exact": len(meta["settings"]["freeze"]) == 2,

@@ -220,6 +220,12 @@ function describe() {
     .sort((a, b) => Math.abs(amountOf(b)) - Math.abs(amountOf(a)));
   const biases = real ? [] : fed.filter(edge => edge.source.kind === "bias");
   const codes = fed.filter(edge => edge.source.kind !== "bias").slice(0, 8);
+  const looks = data.looks.filter(([layer, , query, key]) => node.kind === "code" && layer === node.layer && query === node.pos
+    && codes.some(edge => edge.source.pos === key));
+  byId("looks-part").hidden = !looks.length;
+  byId("looks").replaceChildren(...looks.slice(0, 4).map(([, head, , key, pairs]) => make("li", {},
+    make("b", {textContent: `H${head} at ${tokenName(key)}${data.grid === null ? ` (${key})` : ""}`}),
+    ...pairs.slice(0, 3).map(([here, there, part]) => make("div", {textContent: `${signed(part)} ${here}, ${there}`})))));
   byId("fed-words").textContent = real ? "and what the answer loses without each" : "";
   byId("path-part").hidden = node !== start || !path.edges.length;
   byId("feeds-part").hidden = node === start;
