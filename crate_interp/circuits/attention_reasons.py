@@ -127,7 +127,7 @@ def why_attends(
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """A score: a head of a layer, and two tokens."""
 
     layer: int
@@ -149,7 +149,7 @@ class _Case:
     model: HookedModel
     sample: Tensor
     logits: Tensor
-    place: _Place
+    place: Place
     score: float
     attention: float
     even: float
@@ -158,7 +158,7 @@ class _Case:
     codes: Float[Tensor, "pos atom"]
     written: Float[Tensor, "atom d_model"]
     weights: Mapping[str, Float[Tensor, "pos"]]
-    roles: Mapping[str, "_Role"]
+    roles: Mapping[str, "Role"]
 
     def pieces(
         self, side: str, codes: Float[Tensor, "pos atom"], written: Float[Tensor, "atom d_model"]
@@ -176,7 +176,7 @@ class _Case:
 
 
 @dataclass(frozen=True)
-class _Role:
+class Role:
     """How a side's query or key comes from the stream. weights: by token, over the norm's scale."""
 
     weights: Float[Tensor, "pos"]
@@ -238,7 +238,7 @@ def _read(
         if key == query and not contracts:
             raise ValueError(f"token {query} sees no other token: give key={query}.")
     _within("key", key, range(shares.shape[1]))
-    place = _Place(layer, head, query, key)
+    place = Place(layer, head, query, key)
     stream, seen = cache[before][0].double(), shares.shape[1]
     weights = {side: torch.zeros_like(stream[:, 0]) for side in WEIGHED}
     weights["key"][key] = 1
@@ -262,7 +262,7 @@ def _read(
         atoms = torch.stack([torch.full_like(on, at), on], dim=1).cpu()
         pieces.append((atoms, gain * code[:, on].double(), directions(model, at)[on].double()))
     atoms, codes, written = zip(*pieces, strict=True)
-    roles = {side: _role(model, block, place, stream, weights[side], side) for side in WEIGHED}
+    roles = {side: role_of(model, block, place, stream, weights[side], side) for side in WEIGHED}
     return _Case(
         model, sample, logits, place, score, float(shares[query, key]),
         1 / seen, stream, torch.cat(atoms),
@@ -289,9 +289,9 @@ def _points(model: HookedModel) -> list[str]:
     ]
 
 
-def _role(
-    model: HookedModel, block: Any, place: _Place, stream: Tensor, weights: Tensor, side: str
-) -> _Role:
+def role_of(
+    model: HookedModel, block: Any, place: Place, stream: Tensor, weights: Tensor, side: str
+) -> Role:
     """Returns how the query or the key of a place comes from the stream."""
     attn, norm, head = block.attn, block.ln1, place.head
     centred = isinstance(norm, nn.LayerNorm)
@@ -308,19 +308,19 @@ def _role(
     if centred:
         affine: Any = norm
         bias, map = bias + affine.b.double() @ map, affine.w.double()[:, None] * map
-    role = _Role(weights / scale, centred, map, bias)
+    role = Role(weights / scale, centred, map, bias)
     if model.cfg.rotary:
         at = place.query if side == "query" else place.key
         rotation: Any = contexts(model.cfg, len(stream), None, stream.device)[place.layer].rotation
         here = (rotation[0][at, 0], rotation[1][at, 0])
         map, bias = turned(map, here), turned(bias, here)
-        whole = _Role(role.weights, centred, map, bias)
+        whole = Role(role.weights, centred, map, bias)
         size = whole.of(whole.weights @ stream) + bias
         size = (size.square().mean() + model.cfg.ln_eps).sqrt()
-        role = _Role(role.weights, centred, map / size, bias / size)
+        role = Role(role.weights, centred, map / size, bias / size)
     if side == "query":  # the scale of the score
         length = model.cfg.d_head**-0.5
-        role = _Role(role.weights, centred, role.map * length, role.bias * length)
+        role = Role(role.weights, centred, role.map * length, role.bias * length)
     return role
 
 
