@@ -262,7 +262,7 @@ def _read(
         atoms = torch.stack([torch.full_like(on, at), on], dim=1).cpu()
         pieces.append((atoms, gain * code[:, on].double(), directions(model, at)[on].double()))
     atoms, codes, written = zip(*pieces, strict=True)
-    roles = {side: role_of(model, block, place, stream, weights[side], side) for side in WEIGHED}
+    roles = {side: role_of(model, place, stream, weights[side], side) for side in WEIGHED}
     return _Case(
         model, sample, logits, place, score, float(shares[query, key]),
         1 / seen, stream, torch.cat(atoms),
@@ -289,10 +289,9 @@ def _points(model: HookedModel) -> list[str]:
     ]
 
 
-def role_of(
-    model: HookedModel, block: Any, place: Place, stream: Tensor, weights: Tensor, side: str
-) -> Role:
+def role_of(model: HookedModel, place: Place, stream: Tensor, weights: Tensor, side: str) -> Role:
     """Returns how the query or the key of a place comes from the stream."""
+    block: Any = model.blocks[place.layer]
     attn, norm, head = block.attn, block.ln1, place.head
     centred = isinstance(norm, nn.LayerNorm)
     less = stream - stream.mean(dim=-1, keepdim=True) if centred else stream

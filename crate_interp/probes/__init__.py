@@ -7,7 +7,7 @@ from typing import Any
 from crate_interp.core import checks
 from crate_interp.probes.attention_probe import attention, membership, representatives
 from crate_interp.probes.compression_probe import PLACES, compression, frames, objective
-from crate_interp.probes.geometry_probe import alignment, ranks
+from crate_interp.probes.geometry_probe import alignment, drift, ranks
 from crate_interp.probes.ladder_probe import ladder
 from crate_interp.probes.probe import Probe
 from crate_interp.probes.segmentation_probe import segmentation
@@ -104,8 +104,8 @@ def _built_in_record(name: str, facts: Any) -> Statistic:
 
 __all__ = [
     "DEFAULT", "Probe", "Statistic", "activity", "alignment", "attention", "available",
-    "compression", "frames", "ladder", "membership", "objective", "ranks", "representatives",
-    "resolve", "segmentation", "sparsity",
+    "compression", "drift", "frames", "ladder", "membership", "objective", "ranks",
+    "representatives", "resolve", "segmentation", "sparsity",
 ]  # fmt: skip
 
 

@@ -245,9 +245,9 @@ def matches(view: View, layer: int) -> dict[str, str]:
     stored = values.sort(dim=1, descending=True, stable=True).indices[:, :ATOMS].unique()
     written = directions(model, layer - 1)[stored].double()
     stream = torch.from_numpy(view.at("hook_resid_pre", layer)).to(written)
-    ones, block = torch.ones_like(stream[:, 0]), model.blocks[layer]
+    ones = torch.ones_like(stream[:, 0])
     places = [Place(layer, head, 0, 0) for head in range(model.cfg.n_heads)]
-    roles = [role_of(model, block, place, stream, ones, "key") for place in places]
+    roles = [role_of(model, place, stream, ones, "key") for place in places]
     scale = model.cfg.d_head**0.5 / roles[0].weights
     codes = np.stack([role.of(written).cpu().numpy() for role in roles])
     return {"match": planes(codes), "scale": planes(scale.cpu().numpy())}
