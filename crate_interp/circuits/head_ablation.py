@@ -37,7 +37,8 @@ from crate_interp.results.result_files import near_chance
 from crate_interp.stats.bootstrap import RESAMPLES
 from crate_interp.stats.contrasts import paired
 from crate_interp.stats.intervals import LEVEL, holm, max_t, paired_shares
-from crate_interp.sweeps.moments import added, from_bytes, position_sums
+from crate_interp.sweeps.measuring import position_sums
+from crate_interp.sweeps.moments import added, from_bytes
 
 _Z, _STREAM = "attn.hook_z", "hook_resid_mid"
 _UNITS = {"loss": "nats of loss", "accuracy": "of accuracy"}

@@ -15,7 +15,8 @@ from crate_interp.models.layers.attention import PatternAttention
 from crate_interp.models.layers.block import CrateBlock
 from crate_interp.questions.batches import Chunk
 from crate_interp.surgeries.result import LADDER_ONLY
-from crate_interp.sweeps.moments import from_bytes, position_sums
+from crate_interp.sweeps.measuring import position_sums
+from crate_interp.sweeps.moments import from_bytes
 
 MASKED = "masked_diagonal"
 NORMS = ("flat_norms", LADDER_ONLY, "permuted_norms", MASKED)

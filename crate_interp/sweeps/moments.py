@@ -1,14 +1,12 @@
 """Moments of statistics per head, of which no value by sample is kept; and standard errors."""
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from crate_interp.questions.batches import Batch, Chunk, Reading
 from crate_interp.results.result import Merge, Result, Table
 from crate_interp.stats.contrasts import mean_error, of_sums
 
@@ -101,27 +99,6 @@ def errors(result: Any, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     found = [result.errors_over_groups.get(place, (np.nan, 0)) for place in places]
     error, count = np.array(found, dtype=float).reshape(-1, 2).T
     return error, count
-
-
-def position_sums(
-    chunk: Chunk, name: str, points: Sequence[str], of: Callable[[Mapping[str, Tensor]], Tensor]
-) -> dict[str, pd.DataFrame]:
-    """Returns the table `name`: layer, pos, n, sums (bytes).
-
-    sums: of `of(acts)` `[batch, ...]` over samples. Texts of several lengths have a row for each
-    layer and length `pos`.
-    """
-    sums: dict[tuple[int, int], Tensor] = {}
-    counts: Counter[int] = Counter()
-
-    def add(layer: int, acts: Mapping[str, Tensor], batch: Batch) -> None:
-        pos = acts[points[0]].shape[1]
-        sums[layer, pos] = sums.get((layer, pos), 0) + of(acts).sum(dim=0)
-        counts[pos] += len(batch.inputs) if not layer else 0
-
-    chunk.measure_all(Reading(points, add))
-    rows = [(*key, counts[key[1]], to_bytes(total)) for key, total in sorted(sums.items())]
-    return {name: pd.DataFrame(rows, columns=["layer", "pos", "n", "sums"])}
 
 
 def to_bytes(values: Tensor | np.ndarray) -> bytes:
