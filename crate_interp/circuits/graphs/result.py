@@ -153,17 +153,17 @@ class AttributionGraph(Result):
     def warnings(self) -> list[str]:
         """Returns what is wrong with a graph that is not faithful, a sentence each."""
         small = max(self.beyond_size) < CLEAR and int(self.of("whole")["nodes"].iloc[0]) > 0
-        slopes = self.slope_agreement
+        slopes, rival = self.slope_agreement, self.beyond_size[0] <= -CLEAR and self.kept < 1
         way = f"{'point the other way' if slopes < 0 else 'differ'} on the graph's codes"
         tested = len(self.of("agreement")) > 0
         reasons = {
+            f"The largest codes at the same tokens do {'better' if rival else 'as well'}.": small,
             f"Trust effects, not attributions: attributions {way}.": slopes < FAITHFUL,
             "Attributions were not tested on other nodes: leave out tests=False.": not tested,
             "Too few codes are on to test attributions.": tested and np.isnan(self.predicts),
             "Do not trust the attributions: they predict ablations badly.": self.predicts
             < FAITHFUL,
             "These codes alone do not give half of the answer.": not self.kept >= FAITHFUL,
-            "The largest codes at the same tokens do as well.": small,
         }
         return [words for words, holds in reasons.items() if holds]
 
@@ -196,6 +196,8 @@ class AttributionGraph(Result):
             "what is enough": enough and self.kept >= FAITHFUL,
             "what is needed": needed and gone["logit"] / target["logit"] < FAITHFUL,
         }
+        left = f"{100 * gone['logit'] / target['logit']:.0f}\u00a0%"
+        left = "nothing" if gone["logit"] / target["logit"] <= 0 else left
         better = " and ".join(words for words, holds in claims.items() if holds)
         where = "" if target["position"] is None else f" after token {target['position']}"
         begin = f"{plain(self.meta['model'] or 'The model')}{where}: {self.question}:"
@@ -213,9 +215,10 @@ class AttributionGraph(Result):
         tested += "" if np.isnan(slopes) else f" On the graph's codes r is {slopes:.2f}."
         return [
             lead,
+            f"Without {'it' if count == 1 else 'them'} {left} of {self.answer} is left.",
             *self.warnings(),
             *doubts,
-            f"Instead, the largest {codes} at the same tokens {give} {100 * largest:.0f}\u00a0%."
+            f"The largest {codes} at the same tokens {give} {100 * largest:.0f}\u00a0%."
             + f" Random {codes} there {give} {100 * random:.0f}\u00a0%." * bool(keep["draws"]),
             f"{begin} {abs(target['logit']):.2f} {'above' if target['logit'] >= 0 else 'below'} "
             f"{less}. " + f"Attributions choose {better} better than size does. " * bool(better)
