@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from crate_interp.circuits.attention_reasons_result import BIAS, OTHERS, STREAM, AttentionReason
+from crate_interp.circuits.attention_reasons_result import BIAS, STREAM, AttentionReason
 from crate_interp.circuits.circuit import head_name
 from crate_interp.circuits.code_swaps_result import Concentration
 from crate_interp.circuits.head_ablation import HeadAblation
@@ -190,7 +190,7 @@ def why_page(reason: AttentionReason, out: str | Path) -> Path:
     """
     pieces: Any = reason.table("pieces").sort_values("part", key=np.abs, ascending=False)
     picture: Any = reason.table("picture")
-    parts, meta = reason.table(), reason.meta
+    meta = reason.meta
     boxes: list[dict[str, Any]] = []
     if len(picture):
         rows, columns = map(int, picture.iloc[0][["rows", "columns"]])
@@ -214,7 +214,7 @@ def why_page(reason: AttentionReason, out: str | Path) -> Path:
         piece_name=piece_name,
         boxes=boxes,
         picture=data_uri(picture["webp"].iloc[0], "webp") if len(picture) else "",
-        pairs=parts[parts["query_atom"] > OTHERS].head(12),
+        pairs=reason.table().query("query_atom >= 0 and key_atom >= 0").head(10),
         curves=inline_svg(why_figure(reason, title=""), reason.finding(), salt="why"),
     )  # fmt: skip
 
