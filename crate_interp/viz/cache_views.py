@@ -223,13 +223,7 @@ def top_tokens(
     words = [tokens_of(cache, k) for k in range(n)] if tokens is None else list(tokens)
     if len(words) != n:
         raise ValueError(f"got tokens of {len(words)} samples: give the tokens of each.")
-    data: dict[str, Any] = {
-        "layers": chosen,
-        "count": count,
-        "tokens": [],
-        "values": [],
-        "ranked": [],
-    }
+    data: Any = {"layers": chosen, "count": count, "tokens": [], "values": [], "ranked": []}
     stacks, places = [], []
     for sample in range(n):
         found = [activation(cache, layer, point, sample).flatten(1) for layer in chosen]

@@ -76,13 +76,8 @@ def _figure(name: str, result: Comparison) -> dict[str, str]:
     record = statistic(result.meta, name)
     title, alt = record.title, f"{record.title} of a and b, and the difference a - b, by layer"
     svg = inline_svg(compare(result, name, title=""), alt, salt=name)
-    return {
-        "svg": svg,
-        "title": title,
-        "way": record.direction,
-        "name": name,
-        "caption": record.how,
-    }
+    words = {"title": title, "way": record.direction, "name": name, "caption": record.how}
+    return words | {"svg": svg}
 
 
 def _row(title: str, table: pd.DataFrame, layers: list[int]) -> Row:

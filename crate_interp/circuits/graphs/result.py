@@ -153,7 +153,8 @@ class AttributionGraph(Result):
     def warnings(self) -> list[str]:
         """Returns what is wrong with a graph that is not faithful, a sentence each."""
         small = max(self.beyond_size) < CLEAR and int(self.of("whole")["nodes"].iloc[0]) > 0
-        slopes, rival = self.slope_agreement, self.beyond_size[0] <= -CLEAR and self.kept < 1
+        slopes, gain = self.slope_agreement, self.beyond_size[0]
+        rival = gain <= -CLEAR and gain < self.kept < 1  # the largest codes give some of the answer
         way = f"{'point the other way' if slopes < 0 else 'differ'} on the graph's codes"
         tested = len(self.of("agreement")) > 0
         reasons = {
@@ -196,8 +197,8 @@ class AttributionGraph(Result):
             "what is enough": enough and self.kept >= FAITHFUL,
             "what is needed": needed and gone["logit"] / target["logit"] < FAITHFUL,
         }
-        left = f"{100 * gone['logit'] / target['logit']:.0f}\u00a0%"
-        left = "nothing" if gone["logit"] / target["logit"] <= 0 else left
+        rest = gone["logit"] / target["logit"]
+        left = "nothing" if rest <= 0 else "all" if rest >= 1 else f"{100 * rest:.0f}\u00a0%"
         better = " and ".join(words for words, holds in claims.items() if holds)
         where = "" if target["position"] is None else f" after token {target['position']}"
         begin = f"{plain(self.meta['model'] or 'The model')}{where}: {self.question}:"
