@@ -40,7 +40,7 @@ def views(out: Path) -> Pages:
     with torch.no_grad():
         _, cache = model.run_with_cache(images)
         _, texts = lm.run_with_cache(TEXT)
-    view, atoms, off = ci.viz, range(8), ci.circuits.switched_off(model, images[0])
+    view, off = ci.viz, ci.circuits.switched_off(model, images[0])
     cuts = ci.circuits.switched_off(lm, lm.to_tokens(TEXT))
     edges = ("embed L0H1 0.4", "L0H1 L2H0 0.9", "L2H0 logits 0.7", "L0H1 L3H3 -0.3")
     parts = [edge.split() for edge in edges]
@@ -48,9 +48,9 @@ def views(out: Path) -> Pages:
     pages: dict[str, tuple[Any, list[str]]] = {
         "attention-image": (view.attention(cache, 3, images=images), ["L3H0", "L3H5"]),
         "attention-text": (view.attention(texts, 2, tokens=TEXT), ["L2H0", "L2H3"]),
-        "atoms-image": (view.activations(cache, atoms, images=images), ["CLS", "atom"]),
-        "atoms-text": (view.activations(texts, atoms, tokens=TEXT), ["be", "Every atom"]),
-        "top-tokens": (view.top_tokens(texts, range(5), tokens=[TEXT]), ["sample 0"]),
+        "atoms-image": (view.activations(cache, images=images), ["CLS", "atom"]),
+        "atoms-text": (view.activations(texts, tokens=TEXT), ["be", "The largest atoms"]),
+        "top-tokens": (view.top_tokens(texts, tokens=[TEXT]), ["sample 0"]),
         "heads": (view.head_grid(cache, images), ["head 5"]),
         "explorer-image": (view.explore(cache, images, without=off), ["The model sees", "patch ("]),
         "explorer-text": (view.explore(texts, TEXT, circuit=drawn, without=cuts), ["continues"]),

@@ -235,7 +235,7 @@ def atoms_page(result: AtomResult, out: str | Path, *, excerpts: Excerpts | None
         out,
         "atoms.html",
         f"when its {result.word()}s are on",
-        said=[result.finding()],
+        said=result.sentences(),
         numbers={"Layer by layer": result.layers()},
         rates=inline_svg(_rates(result), result.finding(), salt="rates"),
         layers=_cards(result, excerpts or {}),

@@ -89,7 +89,8 @@ def compare(
         ends = comparison.mean_ends(statistic, side, rows[column].to_numpy())
         line(above, at, rows[side], ends, label=words, color=colour, marker=marker)
         if rows[f"untrained_{side}"].notna().any():
-            line(above, at, rows[f"untrained_{side}"], color=colour, lw=1.3, ls="--")
+            look: Any = {"color": CHANCE, "marker": marker, "lw": 1.3, "ls": "--"}
+            line(above, at, rows[f"untrained_{side}"], **look)
     if rows[["untrained_a", "untrained_b"]].notna().any(axis=None):
         above.plot([], [], color=CHANCE, lw=1.3, ls="--", label="untrained")
     below.axhline(0, color=CHANCE, ls=":", lw=1.2)
@@ -98,7 +99,7 @@ def compare(
     holds = rows["holds"].astype(bool).to_numpy()
     for chosen, face, words in ((holds, INK, "holds"), (~holds, "white", "does not hold")):
         if chosen.any():
-            look: Any = {"ms": 4, "mfc": face, "color": INK, "label": words}
+            look = {"ms": 4, "mfc": face, "color": INK, "label": words}
             below.plot(at[chosen], rows["difference"][chosen], "o", **look)
     if rows["untrained"].notna().any():
         line(below, at, rows["untrained"], color=CHANCE, lw=1.3, ls="--")

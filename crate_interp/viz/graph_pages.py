@@ -89,6 +89,7 @@ def _data(graph: AttributionGraph, picture: pd.DataFrame) -> dict[str, Any]:
         "answer": graph.answer,
         "versus": None if target["versus"] is None else target["versus_name"],
         "exact": len(meta["settings"]["freeze"]) == 2,
+        "trusted": not graph.slope_agreement < result.FAITHFUL,  # NaN: nothing against them
         "heads": bool((graph.table("edges")["head"] >= 0).any()),
         "target": target["logit"],
     }

@@ -158,17 +158,18 @@ class AttributionGraph(Result):
     def warnings(self) -> list[str]:
         """Returns what is wrong with a graph that is not faithful, a sentence each."""
         small = max(self.beyond_size) < CLEAR and int(self.of("whole")["nodes"].iloc[0]) > 0
-        slopes = self.slope_agreement
+        slopes, gain = self.slope_agreement, self.beyond_size[0]
+        rival = gain <= -CLEAR and gain < self.kept < 1  # the largest codes give some of the answer
         way = f"{'point the other way' if slopes < 0 else 'differ'} on the graph's codes"
         tested = len(self.of("agreement")) > 0
         reasons = {
+            f"The largest codes at the same tokens do {'better' if rival else 'as well'}.": small,
             f"Trust effects, not attributions: attributions {way}.": slopes < FAITHFUL,
             "Attributions were not tested on other nodes: leave out tests=False.": not tested,
             "Too few codes are on to test attributions.": tested and np.isnan(self.predicts),
             "Do not trust the attributions: they predict ablations badly.": self.predicts
             < FAITHFUL,
             "These codes alone do not give half of the answer.": not self.kept >= FAITHFUL,
-            "The largest codes at the same tokens do as well.": small,
         }
         return [words for words, holds in reasons.items() if holds]
 
@@ -201,6 +202,8 @@ class AttributionGraph(Result):
             "what is enough": enough and self.kept >= FAITHFUL,
             "what is needed": needed and gone["logit"] / target["logit"] < FAITHFUL,
         }
+        rest = gone["logit"] / target["logit"]
+        left = "nothing" if rest <= 0 else "all" if rest >= 1 else f"{100 * rest:.0f}\u00a0%"
         better = " and ".join(words for words, holds in claims.items() if holds)
         where = "" if target["position"] is None else f" after token {target['position']}"
         begin = f"{plain(self.meta['model'] or 'The model')}{where}: {self.question}:"
@@ -218,9 +221,10 @@ class AttributionGraph(Result):
         tested += "" if np.isnan(slopes) else f" On the graph's codes r is {slopes:.2f}."
         return [
             lead,
+            f"Without {'it' if count == 1 else 'them'} {left} of {self.answer} is left.",
             *self.warnings(),
             *doubts,
-            f"Instead, the largest {codes} at the same tokens {give} {100 * largest:.0f}\u00a0%."
+            f"The largest {codes} at the same tokens {give} {100 * largest:.0f}\u00a0%."
             + f" Random {codes} there {give} {100 * random:.0f}\u00a0%." * bool(keep["draws"]),
             f"{begin} {abs(target['logit']):.2f} {'above' if target['logit'] >= 0 else 'below'} "
             f"{less}. " + f"Attributions choose {better} better than size does. " * bool(better)
