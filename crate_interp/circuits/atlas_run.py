@@ -130,13 +130,10 @@ class Atlas(AtomResult):
         clear, tested = self.clear("ablation" if exact else "first_order")
         if not tested:
             return f"We can't tell whether any {self.word()} matters: too few {self.few}."
-        lead, chance = "", f"{LEVEL * tested:,.0f}"
-        if clear <= LEVEL * tested:
-            lead = f"No more {self.word()}s matter than by chance: "
-        tried = f"{clear:,} of {tested:,} tested {self.word()}s change{'s' * (clear == 1)}"
+        chance, verb = LEVEL * tested, "changes" if clear == 1 else "change"
+        tried = f"{'Only ' * (clear <= chance)}{clear:,} of {tested:,} tested {self.word()}s"
         order = "" if exact else ", to first order"
-        start = "removed" if lead else "Removed"
-        return f"{lead}{start} alone, {tried} the loss{order}; chance gives {chance}."
+        return f"{tried} {verb} the loss when removed{order}; chance gives {chance:,.0f}."
 
     def lead(self, layer: int | None = None) -> tuple[int, int]:
         """Returns (layer, atom) of the atom that `largest` is about."""

@@ -103,7 +103,7 @@ def _write(atlas: Atlas, out: Path) -> None:
         atlas,
         "atlas-index.html",
         f"what turns each {atlas.word()} on, and does it matter?",
-        said=[atlas.tally(), atlas.largest()],
+        said=[atlas.tally(), *re.split(r"(?<=\.) ", atlas.largest(), maxsplit=1)],
         numbers={"Layers": layers},
         loss=LOSSES[atlas.meta["loss"]],
         counts=counts,
