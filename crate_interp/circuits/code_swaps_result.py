@@ -200,8 +200,8 @@ class Concentration(Result):
             trained = f"Training has concentrated the gap in {learned[KEPT]} of {learned.total()} "
             trained += f"layers, compared with {self.meta['untrained']} untrained networks."
         return [
-            f"{self.middle} of {(points['tokens'] * points['width']).max():,} entries of a layer's "
-            f"code carry {own} of the gap between two answers; principal axes {lead}.",
+            f"{self.middle} of {(points['tokens'] * points['width']).max():,} code entries carry "
+            f"{own} of the gap between answers; principal axes {lead}.",
             f"Random axes carry {random}: {in_words(verdicts(ROTATED, 'difference', 'p'))}. "
             f"Principal axes carry {principal}: {in_words(axes)}.",
             f"Measured on {self.counted_samples()} in {self.meta['model'] or 'the model'}.",
