@@ -69,7 +69,7 @@ def results(out: Path, limit: int = 128, untrained: int = 5) -> Pages:
     found = ci.atlas(model, data, **few)
     atlas = ci.viz.atlas_pages(found, out / "atlas")
     atoms = ci.viz.atoms_page(ci.atoms(model, data, **few), out / "atoms", excerpts=found.tables)
-    swapped = ci.circuits.concentration(model, data, **few | {"limit": 8, "untrained": untrained})
+    swapped = ci.circuits.concentration(model, data, **dict(few, limit=8, untrained=untrained))
     concentration = ci.viz.concentration_page(swapped, out / "concentration")
     image = model.preprocess(ci.data.embedded("pictures")[5:6]["image"])
     reason = ci.circuits.why_attends(model, image, layer=3, head=2, query=20)
