@@ -60,17 +60,16 @@ def views(out: Path) -> Pages:
     return {name: (page.save(out / f"{name}.html"), words) for name, (page, words) in pages.items()}
 
 
-def results(out: Path, limit: int = 64, untrained: int = 2) -> Pages:
+def results(out: Path, limit: int = 128, untrained: int = 5) -> Pages:
     """Returns the pages of results of so many samples, beside so many untrained networks."""
     model, data = ci.load("crate-tiny-pictures"), "embedded:pictures"
     few: dict[str, Any] = {"limit": limit, "progress": False}
     repeats = ci.ablate_heads(ci.load("crate-tiny-induction"), "embedded:repeats", progress=False)
     ablation = ci.viz.ablation_page(repeats, out / "ablation")
-    found = ci.atlas(model, data, ablate=8, **few)
+    found = ci.atlas(model, data, **few)
     atlas = ci.viz.atlas_pages(found, out / "atlas")
     atoms = ci.viz.atoms_page(ci.atoms(model, data, **few), out / "atoms", excerpts=found.tables)
-    nodes: dict[str, Any] = {"k": [4, 16], "rotations": 2, "untrained": untrained, "limit": 8}
-    swapped = ci.circuits.concentration(model, data, progress=False, **nodes)
+    swapped = ci.circuits.concentration(model, data, **dict(few, limit=8, untrained=untrained))
     concentration = ci.viz.concentration_page(swapped, out / "concentration")
     image = model.preprocess(ci.data.embedded("pictures")[5:6]["image"])
     reason = ci.circuits.why_attends(model, image, layer=3, head=2, query=20)
@@ -78,6 +77,7 @@ def results(out: Path, limit: int = 64, untrained: int = 2) -> Pages:
     segment = ci.viz.segment_page(ci.segment(model, data, **few), out / "segment")
     report = ci.report(model, data, out / "report", untrained=untrained, audit=True, **few)
     start = ci.load(ROOT / "demos" / "weights" / "crate-tiny-pictures", revision="step-500")
+    few["limit"] = min(limit, 64)
     compared = ci.compare(model, start, data, names=("end", "step 500"), **few)
     compare = ci.viz.compare_page(compared, out / "compare")
     return {
