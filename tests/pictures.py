@@ -40,7 +40,7 @@ def views(out: Path) -> Pages:
     with torch.no_grad():
         _, cache = model.run_with_cache(images)
         _, texts = lm.run_with_cache(TEXT)
-    view, atoms, off = ci.viz, range(8), ci.circuits.switched_off(model, images[0])
+    view, off = ci.viz, ci.circuits.switched_off(model, images[0])
     cuts = ci.circuits.switched_off(lm, lm.to_tokens(TEXT))
     edges = ("embed L0H1 0.4", "L0H1 L2H0 0.9", "L2H0 logits 0.7", "L0H1 L3H3 -0.3")
     parts = [edge.split() for edge in edges]
@@ -48,9 +48,9 @@ def views(out: Path) -> Pages:
     pages: dict[str, tuple[Any, list[str]]] = {
         "attention-image": (view.attention(cache, 3, images=images), ["L3H0", "L3H5"]),
         "attention-text": (view.attention(texts, 2, tokens=TEXT), ["L2H0", "L2H3"]),
-        "atoms-image": (view.activations(cache, atoms, images=images), ["CLS", "atom"]),
-        "atoms-text": (view.activations(texts, atoms, tokens=TEXT), ["be", "Every atom"]),
-        "top-tokens": (view.top_tokens(texts, range(5), tokens=[TEXT]), ["sample 0"]),
+        "atoms-image": (view.activations(cache, images=images), ["CLS", "atom"]),
+        "atoms-text": (view.activations(texts, tokens=TEXT), ["be", "The largest atoms"]),
+        "top-tokens": (view.top_tokens(texts, tokens=[TEXT]), ["sample 0"]),
         "heads": (view.head_grid(cache, images), ["head 5"]),
         "explorer-image": (view.explore(cache, images, without=off), ["The model sees", "patch ("]),
         "explorer-text": (view.explore(texts, TEXT, circuit=drawn, without=cuts), ["continues"]),
@@ -60,17 +60,16 @@ def views(out: Path) -> Pages:
     return {name: (page.save(out / f"{name}.html"), words) for name, (page, words) in pages.items()}
 
 
-def results(out: Path, limit: int = 64, untrained: int = 2) -> Pages:
+def results(out: Path, limit: int = 128, untrained: int = 5) -> Pages:
     """Returns the pages of results of so many samples, beside so many untrained networks."""
     model, data = ci.load("crate-tiny-pictures"), "embedded:pictures"
     few: dict[str, Any] = {"limit": limit, "progress": False}
     repeats = ci.ablate_heads(ci.load("crate-tiny-induction"), "embedded:repeats", progress=False)
     ablation = ci.viz.ablation_page(repeats, out / "ablation")
-    found = ci.atlas(model, data, ablate=8, **few)
+    found = ci.atlas(model, data, **few)
     atlas = ci.viz.atlas_pages(found, out / "atlas")
     atoms = ci.viz.atoms_page(ci.atoms(model, data, **few), out / "atoms", excerpts=found.tables)
-    nodes: dict[str, Any] = {"k": [4, 16], "rotations": 2, "untrained": untrained, "limit": 8}
-    swapped = ci.circuits.concentration(model, data, progress=False, **nodes)
+    swapped = ci.circuits.concentration(model, data, **dict(few, limit=8, untrained=untrained))
     concentration = ci.viz.concentration_page(swapped, out / "concentration")
     image = model.preprocess(ci.data.embedded("pictures")[5:6]["image"])
     reason = ci.circuits.why_attends(model, image, layer=3, head=2, query=20)
@@ -78,6 +77,7 @@ def results(out: Path, limit: int = 64, untrained: int = 2) -> Pages:
     segment = ci.viz.segment_page(ci.segment(model, data, **few), out / "segment")
     report = ci.report(model, data, out / "report", untrained=untrained, audit=True, **few)
     start = ci.load(ROOT / "demos" / "weights" / "crate-tiny-pictures", revision="step-500")
+    few["limit"] = min(limit, 64)
     compared = ci.compare(model, start, data, names=("end", "step 500"), **few)
     compare = ci.viz.compare_page(compared, out / "compare")
     return {

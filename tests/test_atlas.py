@@ -167,13 +167,13 @@ def test_atoms_are_sorted_filtered_and_reached_by_keys(driven, tmp_path):  # noq
         page.keyboard.press("Enter")
         page.wait_for_url("**/layer-1.html#a7")
         page.keyboard.press("j")
-        page.wait_for_function("location.hash !== '#a7'")
+        page.wait_for_url(lambda url: not url.endswith("#a7"))
         assert page.locator("#whole img").get_attribute("src").startswith("images/")
         page.keyboard.press("/")  # an atom that is in the other file
         last = atoms_of(index.parent, 1)[-1]["atom"]
         page.keyboard.type(f"L1A{last}")
         page.keyboard.press("Enter")
-        page.wait_for_function(f"location.hash === '#a{last}'")
+        page.wait_for_url(f"**/layer-1.html#a{last}")
         assert page.locator("article").count() == model.cfg.d_mlp
         assert not shown.asked and not shown.wrong
 

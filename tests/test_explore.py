@@ -189,6 +189,49 @@ assert driven  # the fixture
 STEPS = 10_000  # of a probability in the page
 
 
+@pytest.mark.parametrize("name", ["crate", "crate-alpha", "crate-lm", "nanochat-crate", "tost"])
+def test_what_codes_add_to_a_score_is_what_why_attends_says(name):
+    if name in ("crate-lm", "nanochat-crate"):
+        model, inputs = make_lm(name), torch.randint(47, (1, 11))
+    else:
+        model = make(name, stem="linear" if name == "tost" else None)
+        inputs = torch.randn(1, 3, *model.cfg.image_size)
+    _, cache = model.run_with_cache(inputs)
+    page, (layer, head, query, key) = ci.viz.explore(cache, inputs), (1, 1, 7, 3)
+    assert blob(page, "match-0") is None
+    assert (blob(page, "match-1") is None) == (name in ("nanochat-crate", "tost"))
+    if blob(page, "match-1") is None:
+        return
+    codes = cache["blocks.0.mlp.hook_post"][0].numpy()
+    stored = np.unique(np.argsort(-codes, axis=1, kind="stable")[:, :16])
+    q = halves(blob(page, "codes-1"), HEADS, len(codes), -1)[head]
+    match = halves(blob(page, "match-1"), HEADS, len(stored), -1)[head]
+    scale = halves(blob(page, "scale-1"), len(codes))
+    pieces = ci.circuits.why_attends(model, inputs, layer, head, query, key).table("pieces")
+    for side, token, other in (("query", query, key), ("key", key, query)):
+        parts = pieces[(pieces["side"] == side) & (pieces["layer"] == 0)].set_index("atom")["part"]
+        found = codes[token, stored] * (match @ q[other]) / scale[token]
+        assert np.abs(found).max() > 1e-3
+        wanted = parts.reindex(stored, fill_value=0.0).to_numpy()
+        np.testing.assert_allclose(found, wanted, atol=5e-3 * np.abs(wanted).max())
+
+
+def test_what_tokens_cost_is_what_is_lost_without_them(cache, images):
+    """A token that is 0 costs nothing, and R falls by its cost without it."""
+    found = data_of(ci.viz.explore(cache, images, sample=1))["costs"]
+    for layer, own in enumerate(found):
+        z = cache["resid_mid", layer][1].double()
+        codes = torch.einsum("pd,kdc->kpc", z, cache.model.blocks[layer].attn.U.detach().double())
+        for name, tokens in (("R", z[None]), ("Rc", codes)):
+            whole = ci.measures.coding_rate(tokens, 0.1).sum()
+            left = []
+            for pos in range(len(z)):
+                fewer = tokens.clone()
+                fewer[:, pos] = 0
+                left.append(float(whole - ci.measures.coding_rate(fewer, 0.1).sum()))
+            assert own[name] == [round(100 * one / max(left)) for one in left]
+
+
 def without(page):
     return data_of(page)["without"]
 

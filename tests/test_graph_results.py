@@ -183,7 +183,7 @@ def test_it_runs_without_gradients_or_tests_and_refuses_half_precision(graph, tm
     ci.graph(model, sample, most=40, tests=False).save(tmp_path)
     bare = type(graph).load(tmp_path)
     same = [name for name in graph.STORED if bare.table(name).equals(graph.table(name))]
-    assert same == "nodes edges layers answers places picture examples".split()
+    assert same == "nodes edges layers answers places picture examples looks".split()
     assert bare.kept == graph.kept and not len(bare.of("ablations")) and not bare.faithful()
     assert "nan" not in str(ci.viz.graph(bare).said) + bare.finding()
     with torch.inference_mode(), pytest.raises(ValueError, match="needs gradients"):
@@ -197,7 +197,7 @@ FIELDS = {
     "qParams": "pinnedIds supernodes linkType clickedId sg_pos",
     "nodes": "node_id feature layer ctx_idx feature_type token_prob is_target_logit run_idx "
     "reverse_ctx_idx jsNodeId clerp influence activation",
-    "links": "source target weight",
+    "links": "source target weight heads pairs",
 }
 
 
@@ -221,6 +221,31 @@ def test_circuit_tracers_json(name, tmp_path):
     into = edges[edges["target"] == "logit"]["weight"].sum()
     given = sum(one["weight"] for one in found["links"] if one["target"] == logit["node_id"])
     assert given == pytest.approx(into)
+    for link in found["links"]:
+        assert sum(link["heads"].values()) == pytest.approx(link["weight"], abs=1e-9)
+        assert set(link["pairs"]) <= set(link["heads"]) - {"-1"}
+
+
+def test_a_graph_whose_edges_are_no_looks_of_heads_has_none():
+    """CBT's heads look from representatives; nanochat's later layers read the embedding again."""
+    square = make("cbt", image_size=(16, 16), patch_size=2), torch.rand(1, 3, 16, 16)
+    for model, sample in (square, network("nanochat-crate")):
+        assert ci.graph(model, sample, most=40, tests=False).looks() == {}
+
+
+@pytest.mark.parametrize("name", NETWORKS[:3])
+def test_a_graph_says_why_its_heads_look_there(name):
+    """The pairs of a look are those of why_attends."""
+    model, sample = network(name)
+    looks = ci.graph(model, sample, most=40, tests=False).table("looks")
+    assert looks["layer"].min() > 0
+    for place, rows in looks.groupby(["layer", "head", "query", "key"]):
+        reason = ci.circuits.why_attends(model, sample, *place)
+        pairs = reason.table()[reason.table()["key_atom"] >= -1].head(5)
+        assert rows["score"].iloc[0] == pytest.approx(reason.meta["score"], abs=1e-12)
+        assert rows["attention"].iloc[0] == pytest.approx(reason.meta["attention"], abs=1e-12)
+        for column in pairs.columns:
+            np.testing.assert_allclose(rows[column], pairs[column], atol=1e-12)
 
 
 def planted(place):

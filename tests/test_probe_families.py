@@ -207,3 +207,50 @@ def test_the_unit_frame_does_not_see_the_scale_of_the_code():
         assert_allclose(*pair, rtol=1e-5)
     pair = [values(one, "objective.l1_stream", 2) for one in both]
     assert (abs(pair[0] - pair[1]) > 1).all()
+
+
+@pytest.mark.parametrize("angle", [0.0, 0.3, 1.2])
+def test_drift_is_the_angle_by_which_weights_were_turned(images, angle):
+    """Axes, turned towards others; basis, scale and the sign of a span count for nothing."""
+    before, after = make(), make()
+    u, d = (one.blocks[1].attn.u_proj.weight for one in (before, after))
+    eye, p = torch.eye(before.cfg.d_model), before.cfg.d_head
+    turned = math.cos(angle) * eye[:p] + math.sin(angle) * eye[p : 2 * p]
+    with torch.no_grad():
+        u.copy_(eye[:p].repeat(before.cfg.n_heads, 1))
+        d.copy_(torch.randn(p, p).mm(turned).repeat(before.cfg.n_heads, 1))
+        before.blocks[1].mlp.D.copy_(eye[:1].T.expand(eye.shape))
+        after.blocks[1].mlp.D.copy_(3 * turned[:1].T.expand(eye.shape))
+    result = ci.sweep(after, images, probes=[ci.probes.drift(before)], controls=1, progress=False)
+    found = result.table("weights").groupby(["layer", "statistic"])["value"].mean()
+    for name in ("subspace", "atoms"):
+        assert found[1, name] == pytest.approx(math.degrees(angle), abs=0.05)
+        assert found[0, name] == pytest.approx(0, abs=0.05)
+    other = make(d_head=before.cfg.d_head - 1)
+    refuses("before=", lambda: ci.sweep(other, images, probes=[ci.probes.drift(before)]))
+
+
+@pytest.mark.parametrize("name", ["crate", "crate-lm", "nanochat-crate"])
+def test_sinks_by_hand(name, images, tokens):
+    model, inputs = (make(), images) if name == "crate" else (make_lm(name), tokens)
+    share, layer = 0.17, 1
+    result = ci.sweep(model, inputs, probes=[ci.probes.sinks(share)], controls=0, progress=False)
+    pattern = model.run_with_cache(inputs)[1]["pattern", layer].double().numpy()
+    batch, heads, count, _ = pattern.shape
+    k = max(1, int(share * count))
+    got = pattern.sum(axis=2) / count
+    strongest = [[set(np.argsort(-row)[:k]) for row in sample] for sample in got]
+    table = result.samples()
+    found = table[table["layer"] == layer].set_index("sample")
+    means = result.heads().set_index(["statistic", "layer", "head"])["mean"]
+    for head in range(heads):
+        mass = np.mean([np.sort(got[i, head])[::-1][:k].sum() for i in range(batch)])
+        assert means["mass", layer, head] == pytest.approx(mass, rel=1e-5)
+        assert means["first", layer, head] == pytest.approx(got[:, head, 0].mean(), rel=1e-5)
+    for i, sets in enumerate(strongest):
+        pairs = [len(a & b) / k for n, a in enumerate(sets) for m, b in enumerate(sets) if n != m]
+        assert found.loc[i, "sinks.same"] == pytest.approx(np.mean(pairs), abs=1e-6)
+    even = (pattern[0].max(axis=0) > 0) / (pattern[0].max(axis=0) > 0).sum(axis=1)[:, None]
+    wanted = np.sort(even.mean(axis=0))[::-1][:k].sum()
+    assert found["sinks.even_mass"].to_numpy() == pytest.approx(wanted, rel=1e-5)
+    refuses("share=", lambda: ci.probes.sinks(0.0))

@@ -339,13 +339,11 @@ class AuditResult(Result):
             return [f"No claim {which} applies to the layers of {model}."]
         facts: Any = FAMILIES.get(self.meta["config"]["family"], {})
         goal = KINDS.get(facts.get("attention"), KINDS["mssa"]).objective
-        words = verdicts.KEPT, verdicts.DEPENDS, verdicts.BROKEN
-        found = {word: counts.get(word, 0) for word in words}
-        tested = layers - counts.get(verdicts.NOT_APPLICABLE, 0)
-        found[verdicts.UNDECIDED] = tested - sum(found.values())
-        every = [f"{verdicts.SHOWN[word].answer} in {n}" for word, n in found.items() if n]
-        every[0] = f"Attention lowers {goal}: {every[0]} of {layers} layers"
-        answer = f"{', '.join(every)}."
+        ways = {verdicts.DEPENDS: "in some", verdicts.UNDECIDED: "unclear"}
+        ways[verdicts.BY_CONSTRUCTION] = "an ideal layer fails too"
+        others = [f", {way} in {counts[word]}" for word, way in ways.items() if word in counts]
+        lead = f"in every setting in {counts.get(verdicts.KEPT, 0)} of {layers} layers"
+        answer = f"Attention lowers {goal} {lead}{''.join(others)}."
         rows = main_rows(self, "cells")
         rows = rows[(rows["number"] == "compresses") & (rows["frame"] == "read")]
         falls, beyond = (rows["high"] < 0).sum(), (rows["verdict"] == verdicts.KEPT).sum()

@@ -21,15 +21,17 @@ if TYPE_CHECKING:
     from crate_interp.circuits.graphs.run import graph
     from crate_interp.circuits.graphs.steering import Steering
     from crate_interp.circuits.head_ablation import HeadAblation, ablate_heads, switched_off
+    from crate_interp.circuits.head_places import HeadMeaning, head_meaning
     from crate_interp.circuits.logits import LogitLens, logit_lens
     from crate_interp.circuits.patching import attribution_patch, path_patch
 
 __all__ = [
     "Atlas", "AtomNames", "AttentionReason", "AttributionGraph", "Circuit", "CircuitScores",
-    "Composition", "Concentration", "Edge", "HeadAblation", "LogitAttribution", "LogitLens",
-    "Steering", "ablate_heads", "atlas", "atom_names", "attribution_patch", "composition",
-    "concentration", "evaluate", "graph", "head_scores", "logit_attribution", "logit_lens",
-    "patching", "path_patch", "repeat_targets", "switched_off", "why_attends",
+    "Composition", "Concentration", "Edge", "HeadAblation", "HeadMeaning", "LogitAttribution",
+    "LogitLens", "Steering", "ablate_heads", "atlas", "atom_names", "attribution_patch",
+    "composition", "concentration", "evaluate", "graph", "head_meaning", "head_scores",
+    "logit_attribution", "logit_lens", "patching", "path_patch", "repeat_targets",
+    "switched_off", "why_attends",
 ]  # fmt: skip
 
 _MODULE_OF, __getattr__, __dir__ = lazy(__name__, __file__)

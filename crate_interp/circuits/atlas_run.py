@@ -23,7 +23,7 @@ from crate_interp.questions.batches import Chunk, check_one_length
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.results.result import Result, by, first, sums
 from crate_interp.results.sample_ranges import counted
-from crate_interp.stats.intervals import interval_of_sums, signs
+from crate_interp.stats.intervals import LEVEL, interval_of_sums, signs
 from crate_interp.sweeps.atom_statistics import AtomResult, Atoms
 
 _KEYS = ["layer", "atom"]
@@ -122,9 +122,18 @@ class Atlas(AtomResult):
 
     def finding(self) -> str:
         """Returns how many atoms there are, how many are dead, and the effect of the top atom."""
-        clear, every = self.clear("ablation")
-        end = f"Removing {clear:,} of {every:,} tested {self.word()}s measurably changes the loss."
-        return f"{super().finding()} {self.largest()} {end if every else ''}".strip()
+        return f"{super().finding()} {self.tally()} {self.largest()}"
+
+    def tally(self) -> str:
+        """Returns how many atoms change the loss if removed, and how many would by chance."""
+        exact = self.clear("ablation")[1] > 0
+        clear, tested = self.clear("ablation" if exact else "first_order")
+        if not tested:
+            return f"We can't tell whether any {self.word()} matters: too few {self.few}."
+        chance, verb = LEVEL * tested, "changes" if clear == 1 else "change"
+        tried = f"{'Only ' * (clear <= chance)}{clear:,} of {tested:,} tested {self.word()}s"
+        order = "" if exact else ", to first order"
+        return f"{tried} {verb} the loss when removed{order}; chance gives {chance:,.0f}."
 
     def lead(self, layer: int | None = None) -> tuple[int, int]:
         """Returns (layer, atom) of the atom that `largest` is about."""
@@ -132,19 +141,25 @@ class Atlas(AtomResult):
         return int(found["layer"]), int(found["atom"])
 
     def largest(self, layer: int | None = None) -> str:
-        """Returns how the loss changes without the atom that changes it most.
+        """Returns which atom changes the loss most, if we can tell, and by how much without it.
 
-        The atom has the largest exact effect on every second sample of `ablate`, and the other
-        samples give its effect. If no atom was set to 0 on two samples, it is the atom with the
-        largest first-order effects, by their root mean square. layer: only atoms of this layer.
+        We can't tell if the interval of the change holds 0. The atom has the largest exact effect
+        on every second sample of `ablate`, and the other samples give its effect. If no atom was
+        set to 0 on two samples, it is the atom with the largest first-order effects, by their root
+        mean square. layer: only atoms of this layer.
         """
-        found, unit = self._strongest(layer), self.meta["unit"]
+        found, unit, word = self._strongest(layer), self.meta["unit"], self.word()
         ends = self.interval_words(found["low"], found["high"], form="+.2g")
         name, size = f"L{found['layer']}A{found['atom']}", f"{found['effect']:+.2g} nats ({ends})"
-        if found["exact"]:  # other samples chose it
-            where = counted(found["n"], f"other {unit}")
-            return f"The strongest, {name}, changes the loss by {size} on {where}."
-        return f"To first order, {name} changes the loss most: by {size}."
+        place = "" if layer is None else f" of layer {layer}"
+        chosen, where = "", ", to first order"
+        if found["exact"]:
+            chosen, where = f", chosen on other {unit},", f" on {counted(found['n'], unit)}"
+        if signs(found["low"], found["high"]):
+            lead = f"Of the {word}s{place}, {name} matters most to the loss."
+        else:
+            lead = f"We can't tell which {word}{place} matters most to the loss."
+        return f"{lead} Removing {name}{chosen} changes the loss by {size}{where}."
 
     def _strongest(self, layer: int | None) -> dict[str, Any]:
         """Returns layer, atom, effect, low, high, n of the top atom, and whether it is exact."""

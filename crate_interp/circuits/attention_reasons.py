@@ -1,8 +1,8 @@
 """Why a head looks there: a score of attention as a sum over pairs of atoms, and what they do."""
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
 
@@ -31,6 +31,7 @@ from crate_interp.circuits.graphs.derivatives import directions
 from crate_interp.circuits.graphs.question import Question
 from crate_interp.core import checks
 from crate_interp.measures.checks import in_full_precision
+from crate_interp.models.cache import CrateCache
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.layers.context import contexts, turned
 from crate_interp.models.runtimes import bias_of
@@ -92,7 +93,9 @@ def why_attends(
     if model.cfg.causal and checks.is_int(query) and 0 <= query < sample.shape[1]:
         end = max(query, key or 0) if key is None or checks.is_int(key) else query
         sample = sample[:, : end + 1]  # later tokens change nothing
-    case = _read(model, sample, layer, head, query, key)
+    _within("layer", layer, range(1, model.cfg.n_layers))
+    _within("head", head, range(model.cfg.n_heads))
+    case = _read(model, sample, _look(model, sample, [layer]), layer, head, query, key)
     place = case.place
     position = query if model.cfg.kind == "text" else None
     question = questions.ask_answer(model, case.logits, None, position)
@@ -105,7 +108,8 @@ def why_attends(
         )
     effects = _effects(case, question, seed).assign(network=MODEL)
     other = twin(model, seed)
-    beside = _effects(_read(other, sample, **vars(place)), question, seed).assign(network=UNTRAINED)
+    rival = _read(other, sample, _look(other, sample, [layer]), **vars(place))
+    beside = _effects(rival, question, seed).assign(network=UNTRAINED)
     tables["effects"] = pd.concat([effects, beside], ignore_index=True)
     tables["picture"] = sample_picture(model, sample)
     tokens, at = token_words(model, sample), (place.query, place.key)
@@ -123,7 +127,7 @@ def why_attends(
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """A score: a head of a layer, and two tokens."""
 
     layer: int
@@ -145,7 +149,7 @@ class _Case:
     model: HookedModel
     sample: Tensor
     logits: Tensor
-    place: _Place
+    place: Place
     score: float
     attention: float
     even: float
@@ -154,7 +158,7 @@ class _Case:
     codes: Float[Tensor, "pos atom"]
     written: Float[Tensor, "atom d_model"]
     weights: Mapping[str, Float[Tensor, "pos"]]
-    roles: Mapping[str, "_Role"]
+    roles: Mapping[str, "Role"]
 
     def pieces(
         self, side: str, codes: Float[Tensor, "pos atom"], written: Float[Tensor, "atom d_model"]
@@ -172,7 +176,7 @@ class _Case:
 
 
 @dataclass(frozen=True)
-class _Role:
+class Role:
     """How a side's query or key comes from the stream. weights: by token, over the norm's scale."""
 
     weights: Float[Tensor, "pos"]
@@ -185,20 +189,46 @@ class _Role:
         return (x - x.mean(dim=-1, keepdim=True) if self.centred else x) @ self.map
 
 
+def strongest_pairs(
+    model: HookedModel, sample: Tensor, places: Sequence[tuple[int, int, int, int]], most: int
+) -> pd.DataFrame:
+    """Returns the strongest pairs of atoms of several scores of a sample, from one forward.
+
+    Biases of the key are left out: what they add is the same for all keys, which a softmax
+    forgets.
+    places: layer, head, query, key of each, layer from 1 on, in a model with an attention pattern.
+    """
+    if not places:
+        return pd.DataFrame()
+    looked, found = _look(model, sample, sorted({place[0] for place in places})), []
+    for place in places:
+        case = _read(model, sample, looked, *place)
+        pairs: Any = _parts(case)[0]["pairs"]
+        pairs = pairs[pairs["key_atom"] > BIAS].head(most)
+        numbers = asdict(case.place) | {"attention": case.attention, "score": case.score}
+        found.append(pairs.assign(**numbers)[[*numbers, *pairs.columns]])
+    return pd.concat(found, ignore_index=True)
+
+
+def _look(model: HookedModel, sample: Tensor, layers: Sequence[int]) -> tuple[Tensor, CrateCache]:
+    """Returns the answer, and what scores of these layers are made of."""
+    below = range(max(layers, default=0)) if model.cfg.residual else [at - 1 for at in layers]
+    wanted = {full_name(name, layer) for layer in layers for name in _points(model)}
+    wanted |= {full_name("mlp.hook_post", at) for at in below}
+    logits, cache = model.run_with_cache(sample, names_filter=lambda name: name in wanted)
+    return logits, cache
+
+
 def _read(
-    model: HookedModel, sample: Tensor, layer: int, head: int, query: int, key: int | None
-) -> _Case:
+    model: HookedModel, sample: Tensor, looked: tuple[Tensor, CrateCache],
+    layer: int, head: int, query: int, key: int | None,
+) -> _Case:  # fmt: skip
     """Returns a score and the pieces of the stream; raises ValueError for a place there is not."""
-    _within("layer", layer, range(1, model.cfg.n_layers))
-    _within("head", head, range(model.cfg.n_heads))
     block: Any = model.blocks[layer]
     below = range(layer) if model.cfg.residual else [layer - 1]
     posts = [full_name("mlp.hook_post", at) for at in below]
-    names = ("hook_resid_pre", _pattern_point(model), "attn.hook_attn_scores")
-    names = [*names, "attn.hook_rep", "attn.hook_u"]
-    before, pattern, scores, reps, us = (full_name(name, layer) for name in names)
-    wanted = {before, pattern, scores, reps, us, *posts}
-    logits, cache = model.run_with_cache(sample, names_filter=lambda name: name in wanted)
+    before, pattern, scores, reps, us = (full_name(name, layer) for name in _points(model))
+    logits, cache = looked
     shares = cache[pattern][0, head]  # [query, key]
     _within("query", query, range(shares.shape[0]))
     contracts = model.cfg.facts["attention"] == "cbsa"
@@ -208,7 +238,7 @@ def _read(
         if key == query and not contracts:
             raise ValueError(f"token {query} sees no other token: give key={query}.")
     _within("key", key, range(shares.shape[1]))
-    place = _Place(layer, head, query, key)
+    place = Place(layer, head, query, key)
     stream, seen = cache[before][0].double(), shares.shape[1]
     weights = {side: torch.zeros_like(stream[:, 0]) for side in WEIGHED}
     weights["key"][key] = 1
@@ -232,7 +262,7 @@ def _read(
         atoms = torch.stack([torch.full_like(on, at), on], dim=1).cpu()
         pieces.append((atoms, gain * code[:, on].double(), directions(model, at)[on].double()))
     atoms, codes, written = zip(*pieces, strict=True)
-    roles = {side: _role(model, block, place, stream, weights[side], side) for side in WEIGHED}
+    roles = {side: role_of(model, place, stream, weights[side], side) for side in WEIGHED}
     return _Case(
         model, sample, logits, place, score, float(shares[query, key]),
         1 / seen, stream, torch.cat(atoms),
@@ -250,14 +280,18 @@ def _within(name: str, value: object, choices: range) -> None:
         raise ValueError(f"{name}={checks.quote(value)}: {known}.")
 
 
-def _pattern_point(model: HookedModel) -> str:
-    return f"attn.hook_{'contract' if model.cfg.facts['attention'] == 'cbsa' else 'pattern'}"
+def _points(model: HookedModel) -> list[str]:
+    """Returns the points of the stream, the pattern, the scores, and CBT's representatives."""
+    pattern = "contract" if model.cfg.facts["attention"] == "cbsa" else "pattern"
+    return [
+        "hook_resid_pre",
+        *(f"attn.hook_{name}" for name in (pattern, "attn_scores", "rep", "u")),
+    ]
 
 
-def _role(
-    model: HookedModel, block: Any, place: _Place, stream: Tensor, weights: Tensor, side: str
-) -> _Role:
+def role_of(model: HookedModel, place: Place, stream: Tensor, weights: Tensor, side: str) -> Role:
     """Returns how the query or the key of a place comes from the stream."""
+    block: Any = model.blocks[place.layer]
     attn, norm, head = block.attn, block.ln1, place.head
     centred = isinstance(norm, nn.LayerNorm)
     less = stream - stream.mean(dim=-1, keepdim=True) if centred else stream
@@ -273,19 +307,19 @@ def _role(
     if centred:
         affine: Any = norm
         bias, map = bias + affine.b.double() @ map, affine.w.double()[:, None] * map
-    role = _Role(weights / scale, centred, map, bias)
+    role = Role(weights / scale, centred, map, bias)
     if model.cfg.rotary:
         at = place.query if side == "query" else place.key
         rotation: Any = contexts(model.cfg, len(stream), None, stream.device)[place.layer].rotation
         here = (rotation[0][at, 0], rotation[1][at, 0])
         map, bias = turned(map, here), turned(bias, here)
-        whole = _Role(role.weights, centred, map, bias)
+        whole = Role(role.weights, centred, map, bias)
         size = whole.of(whole.weights @ stream) + bias
         size = (size.square().mean() + model.cfg.ln_eps).sqrt()
-        role = _Role(role.weights, centred, map / size, bias / size)
+        role = Role(role.weights, centred, map / size, bias / size)
     if side == "query":  # the scale of the score
         length = model.cfg.d_head**-0.5
-        role = _Role(role.weights, centred, role.map * length, role.bias * length)
+        role = Role(role.weights, centred, role.map * length, role.bias * length)
     return role
 
 
@@ -405,7 +439,7 @@ def _run(
 
     hooks: list[Any] = [
         (full_name("hook_resid_pre", place.layer), put),
-        (full_name(_pattern_point(model), place.layer), note),
+        (full_name(_points(model)[1], place.layer), note),
     ]
     copies = case.sample.expand(len(streams), *case.sample.shape[1:])
     start: Any = {"start_at_layer": place.layer} if may_share(model) else {}

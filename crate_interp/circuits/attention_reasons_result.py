@@ -21,6 +21,11 @@ def _per_cent(share: float) -> str:
     return words if share >= 1e-4 else "almost nothing"
 
 
+def piece_name(layer: int, atom: int) -> str:
+    """Returns the name of a piece of the stream, such as "L0A12"."""
+    return {STREAM: "the rest", BIAS: "biases"}.get(atom, f"L{layer}A{atom}")
+
+
 class AttentionReason(Result):
     """Why a head looks from one token at another: the score, as a sum over pairs of atoms.
 
@@ -73,8 +78,8 @@ class AttentionReason(Result):
         said = {kind: _per_cent(share) for kind, share in left.items()}
         return [
             f"{lead}; without the {k} strongest atoms of {key}, {said['strongest']}.",
-            f"The {k} {words[rival]} carry {more}: without them {said[rival]} is left.",
             f"Even attention would give it {_per_cent(meta['even'])}. "
+            f"The {k} {words[rival]} carry {more}: without them {said[rival]} is left.",
             f"Without {k} random atoms of the key {said['random']} is left, without the {k} "
             f"largest {said['largest']}. The score is {meta['score']:.2f}, and pairs of atoms give "
             f"{meta['score_of_atoms']:.2f} of it. The rest comes from biases and from what no atom "

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from crate_interp.results.result import Result, by, first
 from crate_interp.stats.contrasts import Difference, Spread, against_networks, contrast, paired
 from crate_interp.stats.intervals import holm, linearised_ratio
-from crate_interp.stats.verdicts import BROKEN, KEPT, of_difference
+from crate_interp.stats.verdicts import BROKEN, KEPT, NOT_APPLICABLE, UNDECIDED, of_difference
 
 NATIVE, PCA, ROTATED = "native", "pca", "rotated"
 OTHERS = (PCA, ROTATED)
@@ -174,33 +174,38 @@ class Concentration(Result):
         """Returns what a few nodes carry, what random axes do, and what training changed."""
         shares, table = self.table("shares"), self.table("contrasts")
         shares, table = shares[shares["k"] == self.middle], table[table["k"] == self.middle]
-        own, null = (
-            f"{100 * carried.min():.0f}\u00a0% to {100 * carried.max():.0f}\u00a0%"
-            for basis in (NATIVE, ROTATED)
-            for carried in (shares["carried"][shares["basis"] == basis],)
+        carried: Any = shares.groupby("basis")["carried"].agg(["min", "max"]) * 100
+        own, random, principal = (
+            "{:.0f}\u00a0% to {:.0f}\u00a0%".format(*carried.loc[basis])
+            for basis in (NATIVE, ROTATED, PCA)
         )
 
-        def layers(versus: str, column: str, p: str) -> Counter[str]:
+        def verdicts(versus: str, column: str, p: str) -> Counter[str]:
             rows: Any = table[table["versus"] == versus]
             values = rows[column] - (column == "learned")  # a ratio
             return Counter(of_difference(*pair) for pair in zip(values, rows[p], strict=True))
 
-        random, principal = (layers(versus, "difference", "p") for versus in (ROTATED, PCA))
-        learned = layers(ROTATED, "learned", "learned_p")[KEPT]
-        ways = {1: "carry less", 0: "may do as well", -1: "carry more"}
-        way = ways[int(np.sign(principal[KEPT] - principal[BROKEN]))]
-        points: Any = self._table("points")
+        def in_words(counts: Counter[str]) -> str:
+            ways = {KEPT: "less", BROKEN: "more", UNDECIDED: "we can't tell"}
+            parts = [f"{way} in {counts[word]}" for word, way in ways.items() if counts[word]]
+            return f"{', '.join(parts)} of {counts.total()} layers" if parts else "not tested"
+
+        axes, lead = verdicts(PCA, "difference", "p"), "may do as well"
+        if axes[KEPT] != axes[BROKEN]:
+            more = axes[BROKEN] > axes[KEPT]
+            lead = f"carry {'more' if more else 'less'} in {max(axes[BROKEN], axes[KEPT])}"
+        points, learned = self._table("points"), verdicts(ROTATED, "learned", "learned_p")
+        trained = "Whether training has concentrated the gap is not tested."
+        if learned[NOT_APPLICABLE] < learned.total():
+            trained = f"Training has concentrated the gap in {learned[KEPT]} of {learned.total()} "
+            trained += f"layers, compared with {self.meta['untrained']} untrained networks."
         return [
-            f"{self.middle} nodes carry {own} of the gap between two answers; "
-            f"principal axes {way}.",
-            f"Random axes carry {null}: less in {random[KEPT]} of {sum(random.values())} layers, "
-            f"more in {random[BROKEN]}. Principal axes carry less in {principal[KEPT]}, "
-            f"more in {principal[BROKEN]}.",
-            f"A layer of {self.meta['model'] or 'the model'} has "
-            f"{(points['tokens'] * points['width']).max():,} (token, coordinate) nodes, measured "
-            f"on {self.counted_samples()}.",
-            f"Compared with {self.meta['untrained']} untrained networks, training has concentrated "
-            f"the gap in {learned} layers.",
+            f"{self.middle} of {(points['tokens'] * points['width']).max():,} code entries carry "
+            f"{own} of the gap between answers; principal axes {lead}.",
+            f"Random axes carry {random}: {in_words(verdicts(ROTATED, 'difference', 'p'))}. "
+            f"Principal axes carry {principal}: {in_words(axes)}.",
+            f"Measured on {self.counted_samples()} in {self.meta['model'] or 'the model'}.",
+            trained,
         ]
 
     def _notebook_table(self) -> pd.DataFrame:

@@ -1,8 +1,7 @@
 """What heads do for the answers: ablate each head over data, or switch off parts on one input."""
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby, product
@@ -24,7 +23,7 @@ from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.hooked import HookedModel
 from crate_interp.questions.answers import Loss, check_logits, hits, losses, true_loss
 from crate_interp.questions.asking import Experiment, Perhaps, ask
-from crate_interp.questions.batches import Batch, Chunk, Reading
+from crate_interp.questions.batches import Chunk
 from crate_interp.questions.edited_runs import (
     every_entry,
     joined,
@@ -38,7 +37,8 @@ from crate_interp.results.result_files import near_chance
 from crate_interp.stats.bootstrap import RESAMPLES
 from crate_interp.stats.contrasts import paired
 from crate_interp.stats.intervals import LEVEL, holm, max_t, paired_shares
-from crate_interp.sweeps.moments import added, from_bytes, to_bytes
+from crate_interp.sweeps.measuring import position_sums
+from crate_interp.sweeps.moments import added, from_bytes
 
 _Z, _STREAM = "attn.hook_z", "hook_resid_mid"
 _UNITS = {"loss": "nats of loss", "accuracy": "of accuracy"}
@@ -253,7 +253,10 @@ class AblateHeads(Question):
         """Yields the passes, and returns the tables of the result."""
         means = None
         if self.how == "mean":
-            sums = yield Pass("means", _sums, {"means": added("sums", "layer", "pos")})
+            of_z = partial(
+                position_sums, name="means", points=[_Z], of=lambda acts: acts[_Z].double()
+            )
+            sums = yield Pass("means", of_z, {"means": added("sums", "layer", "pos")})
             means = _means(sums["means"], run.model)
         heads = list(product(range(run.model.cfg.n_layers), range(run.model.cfg.n_heads)))
         measure = partial(_of_chunk, loss=self.loss, metric=self.metric, means=means)
@@ -271,24 +274,6 @@ class AblateHeads(Question):
         return tables | {
             "samples": rows.sort_values(["sample", "layer", "head"], ignore_index=True)
         }
-
-
-def _sums(chunk: Chunk) -> Tables:
-    """Returns the table "means": layer, pos, n, sums (the bytes of `[pos, head, d_head]`).
-
-    Texts of several lengths have a row for each layer and length `pos`.
-    """
-    sums: dict[tuple[int, int], Tensor] = {}
-    counts: Counter[int] = Counter()
-
-    def add(layer: int, acts: Mapping[str, Tensor], batch: Batch) -> None:
-        part = acts[_Z].double().sum(dim=0)
-        sums[layer, len(part)] = sums.get((layer, len(part)), 0) + part
-        counts[len(part)] += len(batch.inputs) if not layer else 0
-
-    chunk.measure_all(Reading([_Z], add))
-    rows = [(*key, counts[key[1]], to_bytes(total)) for key, total in sorted(sums.items())]
-    return {"means": pd.DataFrame(rows, columns=["layer", "pos", "n", "sums"])}
 
 
 def _means(table: Any, model: HookedModel) -> list[Means]:

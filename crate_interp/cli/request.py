@@ -244,7 +244,7 @@ class Request:
             raise ValueError(f"{text!r} names no network: give models or saved sweeps.")
         swept = {word for word in words if Path(word, "meta.json").is_file()}
         parts = [ci.SweepResult.load(word) if word in swept else self.load(word) for word in words]
-        name = Path(words[0]).name if Path(words[0]).exists() else words[0]
+        name = Path(words[0]).name if Path(words[0].partition("@")[0]).exists() else words[0]
         return parts, name + (f" and {len(words) - 1} more" if words[1:] else "")
 
     def measured(self, verb: Callable[..., Any], **options: bool) -> Any:

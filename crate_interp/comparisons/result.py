@@ -118,8 +118,8 @@ class Comparison(Result):
             )
         if lead := steady(self):
             name, higher, layers, of = lead
-            sides = f" than {self.meta['b']['name']} in {layers} of {of} layers."
-            start = f"{statistic(self.meta, name).title}: {self.meta['a']['name']} is "
+            start = f"They differ: \u201c{statistic(self.meta, name).title}\u201d is "
+            sides = f" in {self.meta['a']['name']}, in {layers} of {of} layers."
             said[:2] = start + ("higher" if higher else "lower") + sides, " ".join(said[:2])
         return [words for words in said if words]
 

@@ -7,10 +7,11 @@ from typing import Any
 from crate_interp.core import checks
 from crate_interp.probes.attention_probe import attention, membership, representatives
 from crate_interp.probes.compression_probe import PLACES, compression, frames, objective
-from crate_interp.probes.geometry_probe import alignment, ranks
+from crate_interp.probes.geometry_probe import alignment, drift, ranks
 from crate_interp.probes.ladder_probe import ladder
 from crate_interp.probes.probe import Probe
 from crate_interp.probes.segmentation_probe import segmentation
+from crate_interp.probes.sink_probe import sinks
 from crate_interp.probes.sparsity_probe import activity, sparsity
 from crate_interp.results.statistic import Statistic, described, title_of
 
@@ -18,7 +19,7 @@ BUILT_IN: dict[str, Callable[..., Probe]] = {
     probe.__name__: probe
     for probe in (
         compression, sparsity, attention, alignment, segmentation, objective, frames, ranks,
-        activity, membership, representatives, ladder,
+        activity, membership, representatives, ladder, sinks,
     )
 }  # fmt: skip
 DEFAULT = ("compression", "sparsity", "attention", "alignment")
@@ -104,8 +105,8 @@ def _built_in_record(name: str, facts: Any) -> Statistic:
 
 __all__ = [
     "DEFAULT", "Probe", "Statistic", "activity", "alignment", "attention", "available",
-    "compression", "frames", "ladder", "membership", "objective", "ranks", "representatives",
-    "resolve", "segmentation", "sparsity",
+    "compression", "drift", "frames", "ladder", "membership", "objective", "ranks",
+    "representatives", "resolve", "segmentation", "sinks", "sparsity",
 ]  # fmt: skip
 
 

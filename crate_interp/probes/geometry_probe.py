@@ -1,12 +1,16 @@
 """Geometry: whether weights match the theory, where tokens lie, and effective ranks."""
 
 from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from crate_interp import measures
 from crate_interp.measures import effective_rank, stable_rank
 from crate_interp.measures.subspaces import energy_of_codes
+from crate_interp.models.hooked import HookedModel
+from crate_interp.models.weights import model_digest
 from crate_interp.probes import layer_reading
 from crate_interp.probes.layer_reading import Block, Tokens
 from crate_interp.probes.probe import Acts, Probe, with_settings
@@ -89,6 +93,75 @@ def _of_weights(block: Block) -> dict[str, Tensor]:
         answer["completeness"] = measures.completeness_defect(u)
     if u is not None and len(u) > 1:
         answer["head_overlap"] = measures.head_overlap(u)
+    return answer
+
+
+_angle = partial(Statistic, unit="degrees", low=0.0, high=180.0)
+_DRIFT: dict[str, Statistic] = {
+    "subspace": _angle(
+        "How far each subspace has turned", "0 is where it began",
+        how="Mean principal angle between a head's U_k and the same U_k before.",
+    ),
+    "atoms": _angle(
+        "How far the dictionary's atoms have turned", "0 is where they began",
+        how="Mean angle between an atom of D and the same atom before.",
+    ),
+}  # fmt: skip
+
+
+def drift(before: HookedModel, name: str = "drift") -> Probe:
+    """Returns a probe of how far weights have turned: subspaces U_k and atoms of the dictionary D.
+
+    subspace `[head]`: the mean of the p principal angles between the spans of U_k and of the U_k of
+    the same layer and head before; scale and basis do not count. atoms: the mean over atoms of the
+    angle between d_i and d_i before. Both in degrees, 0 to 90 and 0 to 180; a right angle for a
+    random direction in a wide space. Chance is the same probe with before= a model of random
+    weights, `ci.HookedCrate(model.cfg)`. Our own.
+
+    Args:
+        before: The model that is compared with, of the same layers and widths: an earlier revision,
+            or a copy.deepcopy at the start of a training, for `ci.watch`.
+        name: The name of the probe.
+
+    Raises:
+        ValueError: At the first layer for a model of other layers or widths.
+
+    Example:
+        start = ci.load("crate-tiny-fashion", revision="step-0")
+        ci.sweep(model, data, probes=[ci.probes.drift(start)])
+    """
+    weights = {}
+    for each in before.blocks:
+        block: Any = each
+        parts = layer_reading.subspaces(block), layer_reading.dictionary(block)
+        place = block.hook_resid_mid.name
+        weights[place] = [None if part is None else part.detach().clone() for part in parts]
+    return Probe(
+        name,
+        (),
+        partial(_turned, before=weights),
+        _DRIFT,
+        settings={"before": model_digest(before)},
+        heading="Drift: how far have the weights turned",
+        subspaces=True,
+    )
+
+
+def _turned(block: Block, acts: Acts, before: dict[str, list[Tensor | None]]) -> dict[str, Tensor]:
+    now = layer_reading.subspaces(block), layer_reading.dictionary(block)
+    answer = {}
+    for key, part, old in zip(
+        _DRIFT, now, before.get(block.hook_resid_mid.name, [None, None]), strict=True
+    ):
+        if part is None and old is None:
+            continue
+        if part is None or old is None or part.shape != old.shape:
+            raise ValueError("drift: before= has other layers or widths: give an earlier self.")
+        if key == "subspace":
+            answer[key] = measures.principal_angles(part, old.to(part)).mean(dim=-1).rad2deg()
+        else:
+            cosines = torch.cosine_similarity(part.double(), old.to(part).double(), dim=0)
+            answer[key] = cosines.clamp(-1, 1).acos().mean().rad2deg()
     return answer
 
 

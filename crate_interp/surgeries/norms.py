@@ -1,6 +1,5 @@
 """Attention whose queries and keys have other norms, or whose tokens do not see themselves."""
 
-from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
@@ -14,10 +13,10 @@ from crate_interp import measures
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.layers.attention import PatternAttention
 from crate_interp.models.layers.block import CrateBlock
-from crate_interp.questions.batches import Batch, Chunk, Reading
-from crate_interp.questions.experiment import Tables
+from crate_interp.questions.batches import Chunk
 from crate_interp.surgeries.result import LADDER_ONLY
-from crate_interp.sweeps.moments import from_bytes, to_bytes
+from crate_interp.sweeps.measuring import position_sums
+from crate_interp.sweeps.moments import from_bytes
 
 MASKED = "masked_diagonal"
 NORMS = ("flat_norms", LADDER_ONLY, "permuted_norms", MASKED)
@@ -90,21 +89,14 @@ def _norms(
     return norms.mean(dim=-1, keepdim=True).expand_as(norms)
 
 
-def norm_sums(chunk: Chunk) -> Tables:
-    """Returns the table "norms": layer, pos, n, sums (the bytes of `[2, head, pos]`)."""
-    sums: dict[tuple[int, int], Tensor] = {}
-    counts: Counter[int] = Counter()
+def norm_sums(chunk: Chunk) -> dict[str, pd.DataFrame]:
+    """Returns the table "norms" of `position_sums`: the norms `[2, head, pos]` of q and k."""
 
-    def add(layer: int, acts: Mapping[str, Tensor], batch: Batch) -> None:
-        norms = [torch.linalg.vector_norm(acts[point].double(), dim=-1) for point in READS[:2]]
-        part = torch.stack(norms).sum(dim=1).transpose(1, 2)
-        key = layer, part.shape[-1]
-        sums[key] = sums.get(key, 0) + part
-        counts[key[1]] += len(batch.inputs) if not layer else 0
+    def norms(acts: Mapping[str, Tensor]) -> Tensor:
+        both = torch.stack([acts[point].double() for point in READS[:2]], dim=1)
+        return torch.linalg.vector_norm(both, dim=-1).transpose(2, 3)
 
-    chunk.measure_all(Reading(READS[:2], add))
-    rows = [(*key, counts[key[1]], to_bytes(total)) for key, total in sorted(sums.items())]
-    return {"norms": pd.DataFrame(rows, columns=["layer", "pos", "n", "sums"])}
+    return position_sums(chunk, "norms", READS[:2], norms)
 
 
 def mean_norms(table: pd.DataFrame, model: HookedModel) -> list[Float[Tensor, "two head pos"]]:

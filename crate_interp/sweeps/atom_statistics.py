@@ -259,16 +259,18 @@ class AtomResult(Result):
         """Returns what an entry of the code is called: "atom", or "neuron" of an MLP."""
         return entry_word(self.meta["config"].get("sparse_step"))
 
-    def finding(self) -> str:
-        """Returns how many atoms there are, and how many are dead or dense."""
+    def sentences(self) -> list[str]:
+        """Returns how many atoms are on at some tokens only, and how many are dense or dead."""
         layers: Any = self._table("layers")
         total, dead, dense = (int(layers[name].sum()) for name in ("atoms", "dead", "dense"))
         where = f"{self.meta['model'] or 'a model'}, {self.counted_samples()}"
         most = self.meta["settings"]["dense"]
-        return (
-            f"{dense:,} of {total:,} {self.word()}s are on at more than {most:.0%} of the tokens, "
-            f"and {dead or 'none'} never ({where})."
-        )
+        some = total - dead - dense
+        return [
+            f"{'Most' if some > total / 2 else 'Few'} {self.word()}s are on at some tokens, but at "
+            f"no more than {most:.0%} of them: {some:,} of {total:,}.",
+            f"{dense:,} are on at more, and {dead or 'none'} never ({where}).",
+        ]
 
     def _notebook_table(self) -> pd.DataFrame:
         return self._table("layers")

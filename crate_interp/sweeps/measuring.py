@@ -7,7 +7,8 @@ samples: on one sample, the probes on all three take as long as two forwards. Th
 measured sample by sample, because each sample has its own random subspaces.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -28,6 +29,7 @@ from crate_interp.probes.layer_reading import Block, LayerActs, StandIn, around_
 from crate_interp.probes.probe import is_ours, on_activations, on_final, on_weights
 from crate_interp.questions.batches import Batch, Chunk, Reading, measuring
 from crate_interp.sweeps.layer_curves import an_eighth
+from crate_interp.sweeps.moments import to_bytes
 from crate_interp.sweeps.sweep_tables import CONTROLS as COLUMNS
 from crate_interp.sweeps.sweep_tables import Numbers, Tally
 
@@ -302,3 +304,24 @@ def _rows(control: str, values: Numbers, numbers: Numbers) -> list[tuple]:
             rows.append((control, *key, *means, int(there.sum()), int((one < two).sum())))
     order = {pair: place for place, pair in enumerate(dict.fromkeys(row[1:3] for row in rows))}
     return sorted(rows, key=lambda row: (order[row[1:3]], row[3]))
+
+
+def position_sums(
+    chunk: Chunk, name: str, points: Sequence[str], of: Callable[[Mapping[str, Tensor]], Tensor]
+) -> dict[str, pd.DataFrame]:
+    """Returns the table `name`: layer, pos, n, sums (bytes).
+
+    sums: of `of(acts)` `[batch, ...]` over samples. Texts of several lengths have a row for each
+    layer and length `pos`.
+    """
+    sums: dict[tuple[int, int], Tensor] = {}
+    counts: Counter[int] = Counter()
+
+    def add(layer: int, acts: Mapping[str, Tensor], batch: Batch) -> None:
+        pos = acts[points[0]].shape[1]
+        sums[layer, pos] = sums.get((layer, pos), 0) + of(acts).sum(dim=0)
+        counts[pos] += len(batch.inputs) if not layer else 0
+
+    chunk.measure_all(Reading(points, add))
+    rows = [(*key, counts[key[1]], to_bytes(total)) for key, total in sorted(sums.items())]
+    return {name: pd.DataFrame(rows, columns=["layer", "pos", "n", "sums"])}

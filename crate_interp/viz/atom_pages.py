@@ -22,7 +22,6 @@ from crate_interp.core.files import write_text
 from crate_interp.core.pictures import decoded
 from crate_interp.core.safe_text import cell, visible
 from crate_interp.questions.answers import LOSSES
-from crate_interp.stats.intervals import LEVEL
 from crate_interp.sweeps.atom_statistics import OCTAVES, AtomResult, histograms
 from crate_interp.viz.canvas import TEXT, TRAINED, canvas
 from crate_interp.viz.page import inline_svg, picture_uri, result_page, write_page
@@ -83,8 +82,8 @@ def _write(atlas: Atlas, out: Path) -> None:
         page = result_page(
             atlas,
             "atlas-layer.html",
-            f"the {atlas.word()}s of layer {layer}",
-            said=[atlas.largest(layer)],
+            f"what turns each {atlas.word()} of layer {layer} on?",
+            said=re.split(r"(?<=\.) ", atlas.largest(layer), maxsplit=1),
             numbers={},
             layer=layer,
             data=data | {"layer": layer, "atoms": cards[:SHOWN], "count": len(cards)},
@@ -97,20 +96,14 @@ def _write(atlas: Atlas, out: Path) -> None:
     every.sort(key=partial(_order, lead=atlas.lead()))
     _set_agreements(atlas, every)
     counts = {kind: atlas.clear(kind) for kind in ("first_order", "ablation")}
-    tried = counts["ablation"][1] > 0
-    clear, tested = counts["ablation" if tried else "first_order"]
     layers, agreement = atlas.layers(), atlas.table("agreement")
     if len(agreement):
         layers = layers.merge(agreement[["layer", "rank_correlation"]], on="layer", how="left")
     page = result_page(
         atlas,
         "atlas-index.html",
-        f"an atlas of its {atlas.word()}s",
-        said=[
-            f"Removing {clear:,} of {tested:,} {'tested ' * tried}{atlas.word()}s measurably "
-            f"changes the loss{'' if tried else ', to first order'}.",
-            f"About {LEVEL * tested:,.0f} would do so by chance. {atlas.largest()}",
-        ],
+        f"what turns each {atlas.word()} on, and does it matter?",
+        said=[atlas.tally(), *re.split(r"(?<=\.) ", atlas.largest(), maxsplit=1)],
         numbers={"Layers": layers},
         loss=LOSSES[atlas.meta["loss"]],
         counts=counts,
@@ -235,7 +228,7 @@ def atoms_page(result: AtomResult, out: str | Path, *, excerpts: Excerpts | None
         out,
         "atoms.html",
         f"when its {result.word()}s are on",
-        said=[result.finding()],
+        said=result.sentences(),
         numbers={"Layer by layer": result.layers()},
         rates=inline_svg(_rates(result), result.finding(), salt="rates"),
         layers=_cards(result, excerpts or {}),

@@ -124,8 +124,9 @@ def _groups(result: AuditResult) -> dict[str, list[dict[str, Any]]]:
         for name, number in claim.numbers.items():
             rows: Any = main[main["number"] == name]
             if rows["value"].notna().any():
-                alt = f"{number.title} by layer: {low_to_high(rows['value'])}"
-                svg = inline_svg(audited_number(rows, (number.low, number.high)), alt, salt=name)
+                alt = f"{number.title} by layer: {low_to_high(rows['value'], number.form.format)}"
+                curve = audited_number(rows, (number.low, number.high), "%" in number.form)
+                svg = inline_svg(curve, alt, salt=name)
                 title = claim.title if len(claim.numbers) == 1 else number.title
                 caption = f"{number.formula}. {claim.says} ({claim.where})"
                 figure = {"svg": svg, "title": title, "caption": caption, "way": bounds_of(number)}

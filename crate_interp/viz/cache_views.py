@@ -130,7 +130,7 @@ def _finding(
 
 def activations(
     cache: CrateCache,
-    atoms: Numbers,
+    atoms: Numbers | None = None,
     *,
     layers: Numbers | None = None,
     point: str = "mlp.hook_post",
@@ -141,11 +141,12 @@ def activations(
 ) -> Html:
     """Returns a page that colours each patch or token by an atom's activation.
 
-    The reader chooses layer and atom; the page opens on those of the largest activation.
+    The reader chooses layer and atom; the page opens on those of the largest activation, and shows
+    the atoms with the largest activations of the layer first.
 
     Args:
         cache: From `model.run_with_cache(x)`.
-        atoms: The numbers of the atoms on the point's last axis.
+        atoms: The numbers of the atoms on the point's last axis, None for all.
         layers: The numbers of the layers, None for all.
         point: The hook point of the code.
         sample: As in `attention`.
@@ -193,7 +194,7 @@ def _bundle() -> str:
 
 def top_tokens(
     cache: CrateCache,
-    atoms: Numbers,
+    atoms: Numbers | None = None,
     *,
     layers: Numbers | None = None,
     point: str = "mlp.hook_post",
@@ -202,8 +203,8 @@ def top_tokens(
 ) -> Html:
     """Returns a page with a table of the tokens with the largest and smallest values of atoms.
 
-    The reader chooses sample and layer. Tokens of value 0 are left out, and so are atoms that are
-    off at every token; the page names these.
+    The reader chooses sample and layer. The atom of the largest value comes first. Tokens of value
+    0 are left out, and so are atoms that are off at every token; the page names or counts these.
 
     Args:
         cache: From `model.run_with_cache(x)`.
@@ -222,13 +223,7 @@ def top_tokens(
     words = [tokens_of(cache, k) for k in range(n)] if tokens is None else list(tokens)
     if len(words) != n:
         raise ValueError(f"got tokens of {len(words)} samples: give the tokens of each.")
-    data: dict[str, Any] = {
-        "layers": chosen,
-        "count": count,
-        "tokens": [],
-        "values": [],
-        "ranked": [],
-    }
+    data: Any = {"layers": chosen, "count": count, "tokens": [], "values": [], "ranked": []}
     stacks, places = [], []
     for sample in range(n):
         found = [activation(cache, layer, point, sample).flatten(1) for layer in chosen]
@@ -271,7 +266,8 @@ def _most_on(
         f"{word.capitalize()} {atoms[atom]} of layer {layers[layer]} is on at "
         f"{int(on[:, layer, atom].sum())} of {len(values)} tokens, most strongly at {places[pos]}.",
         f"Its value there, {largest:.3g}, is the largest of {counted(len(atoms), f'{word}s')}. "
-        f"Of all their values {share:.3g}\u00a0% are above 0.",
+        f"Of all their values {share:.3g}\u00a0% are above 0, at a median of "
+        f"{float(values[on].median()):.2g}.",
     ]
 
 

@@ -24,11 +24,13 @@ _BASES = {
 }
 
 
-def audited_number(rows: pd.DataFrame, bounds: Sequence[float | None]) -> Figure:
+def audited_number(
+    rows: pd.DataFrame, bounds: Sequence[float | None], percent: bool = False
+) -> Figure:
     """Returns a matplotlib Figure of a number of an audit by layer, beside untrained networks.
 
     rows: its cells. A line is the mean over scalings; its band goes from the lowest to the highest.
-    bounds: where dotted lines stand; None draws no line.
+    bounds: where dotted lines stand; None draws no line. percent: label the axis in per cent.
     """
     figure, axes = canvas.canvas(None, 2.1, None)
     by_layer: Any = rows.groupby("layer")[["value", "untrained"]].agg(["mean", "min", "max"])
@@ -45,8 +47,14 @@ def audited_number(rows: pd.DataFrame, bounds: Sequence[float | None]) -> Figure
         mean, low, high = by_layer[kind].to_numpy(float).T
         if not np.isnan(mean).all():
             line(axes, by_layer.index, mean, (low, high), **look)
+    if percent:
+        axes.yaxis.set_major_formatter(_percent)
     canvas.set_layers(axes)
     return canvas.finished(figure, [axes], None, "", "")
+
+
+def _percent(tick: float, _: object) -> str:
+    return f"{100 * tick:g}\u00a0%"
 
 
 def compare(
@@ -89,7 +97,8 @@ def compare(
         ends = comparison.mean_ends(statistic, side, rows[column].to_numpy())
         line(above, at, rows[side], ends, label=words, color=colour, marker=marker)
         if rows[f"untrained_{side}"].notna().any():
-            line(above, at, rows[f"untrained_{side}"], color=colour, lw=1.3, ls="--")
+            look: Any = {"color": CHANCE, "marker": marker, "lw": 1.3, "ls": "--"}
+            line(above, at, rows[f"untrained_{side}"], **look)
     if rows[["untrained_a", "untrained_b"]].notna().any(axis=None):
         above.plot([], [], color=CHANCE, lw=1.3, ls="--", label="untrained")
     below.axhline(0, color=CHANCE, ls=":", lw=1.2)
@@ -98,7 +107,7 @@ def compare(
     holds = rows["holds"].astype(bool).to_numpy()
     for chosen, face, words in ((holds, INK, "holds"), (~holds, "white", "does not hold")):
         if chosen.any():
-            look: Any = {"ms": 4, "mfc": face, "color": INK, "label": words}
+            look = {"ms": 4, "mfc": face, "color": INK, "label": words}
             below.plot(at[chosen], rows["difference"][chosen], "o", **look)
     if rows["untrained"].notna().any():
         line(below, at, rows["untrained"], color=CHANCE, lw=1.3, ls="--")
@@ -153,6 +162,7 @@ def concentration(
     line(below, rows["layer"], rows["ratio"], color=TRAINED, marker="o")
     if rows["untrained"].notna().any():
         line(below, rows["layer"], rows["untrained"], color=CHANCE, ls="--", label="untrained")
+    above.yaxis.set_major_formatter(_percent)
     canvas.set_layers(above, "share of the gap closed", "", size=SMALL)
     canvas.set_layers(below, "native / rotated", size=SMALL)
     for axes in (above, below):

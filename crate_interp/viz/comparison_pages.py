@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from crate_interp.circuits.attention_reasons_result import BIAS, OTHERS, STREAM, AttentionReason
+from crate_interp.circuits.attention_reasons_result import AttentionReason, piece_name
 from crate_interp.circuits.circuit import head_name
 from crate_interp.circuits.code_swaps_result import Concentration
 from crate_interp.circuits.head_ablation import HeadAblation
@@ -76,13 +76,8 @@ def _figure(name: str, result: Comparison) -> dict[str, str]:
     record = statistic(result.meta, name)
     title, alt = record.title, f"{record.title} of a and b, and the difference a - b, by layer"
     svg = inline_svg(compare(result, name, title=""), alt, salt=name)
-    return {
-        "svg": svg,
-        "title": title,
-        "way": record.direction,
-        "name": name,
-        "caption": record.how,
-    }
+    words = {"title": title, "way": record.direction, "name": name, "caption": record.how}
+    return words | {"svg": svg}
 
 
 def _row(title: str, table: pd.DataFrame, layers: list[int]) -> Row:
@@ -190,7 +185,7 @@ def why_page(reason: AttentionReason, out: str | Path) -> Path:
     """
     pieces: Any = reason.table("pieces").sort_values("part", key=np.abs, ascending=False)
     picture: Any = reason.table("picture")
-    parts, meta = reason.table(), reason.meta
+    meta = reason.meta
     boxes: list[dict[str, Any]] = []
     if len(picture):
         rows, columns = map(int, picture.iloc[0][["rows", "columns"]])
@@ -214,11 +209,6 @@ def why_page(reason: AttentionReason, out: str | Path) -> Path:
         piece_name=piece_name,
         boxes=boxes,
         picture=data_uri(picture["webp"].iloc[0], "webp") if len(picture) else "",
-        pairs=parts[parts["query_atom"] > OTHERS].head(12),
+        pairs=reason.table().query("query_atom >= 0 and key_atom >= 0").head(10),
         curves=inline_svg(why_figure(reason, title=""), reason.finding(), salt="why"),
     )  # fmt: skip
-
-
-def piece_name(layer: int, atom: int) -> str:
-    """Returns the name of a piece of the stream, such as "L0A12"."""
-    return {STREAM: "the rest", BIAS: "biases"}.get(atom, f"L{layer}A{atom}")

@@ -20,7 +20,8 @@ from crate_interp.viz.packing import Attention, map_kind
 from crate_interp.viz.page import Html, check_page, image_uri
 
 # Ends of the names of the points that the page shows besides maps and codes.
-_OTHERS = ("mlp.hook_post", "hook_resid_pre", "hook_resid_post", "hook_pooled", "hook_mask")
+_OTHERS = ("mlp.hook_post", "hook_resid_pre", "hook_resid_mid", "hook_resid_post", "hook_pooled")
+_OTHERS = (*_OTHERS, "hook_mask")
 _STEPS = 10_000  # of a probability on the page
 _PICTURE = 448  # the most pixels on the longer side of the picture
 _TOKENS = 32  # of a text, on the figure that stands for the page
@@ -45,13 +46,15 @@ def explore(
     For each head, the page shows what the patch or token attends to, what attends to it, and which
     tokens have similar codes. It also shows the largest atoms of the patch or token, and where else
     these atoms are large. For images it adds MaskCut's masks and the principal components of the
-    codes; for texts, the logit lens. The page is one file, runs no model and needs no internet. It
-    holds codes in 16 bits and computes attention from them. The error of a share of attention is at
-    most 1 % of the largest share in its row; the page is checked for this when it is made.
+    codes; for texts, the logit lens. With one U for queries and keys it says which codes of the
+    layer below match where a head looks (`ci.circuits.why_attends`), and what each token costs
+    (`ci.measures.token_rates`). The page is one file, runs no model and needs no internet. It holds
+    codes in 16 bits and computes attention from them. The error of a share of attention is at most
+    1 % of the largest share in its row; the page is checked for this when it is made.
 
     The cache must hold attn.hook_pattern of every layer. Other points each add a part to the page:
     attn.hook_q and attn.hook_k; mlp.hook_post; hook_resid_pre with the last hook_resid_post;
-    hook_pooled. The page names the parts that it leaves out.
+    hook_resid_mid; hook_pooled. The page names the parts that it leaves out.
 
     ToST has no pattern: its maps are the memberships attn.hook_pi, the same for every query. A map
     of CBT is the query's row of `A^T A`, scaled to sum to 1, with A from attn.hook_contract; the
@@ -111,7 +114,9 @@ def explore(
         blobs=[
             (f"{part}-{layer}", text)
             for layer, each in enumerate(attention)
-            for part, text in (each.parts | panels.tops(view, layer)).items()
+            for part, text in (
+                each.parts | panels.tops(view, layer) | panels.matches(view, layer)
+            ).items()
         ],
         hidden=int(view.cache.at("hook_mask")[sample].sum()) if view.has("hook_mask") else 0,
         has_answers=panels.has_answers(model),
@@ -169,6 +174,7 @@ def _data(
         "map": view.kind.name,
         "start": start | ({} if without is None else _most_effect(view, without, start["query"])),
         "overlays": panels.overlays(view),
+        "costs": panels.costs(view),
         "answers": answers,
         "goesOn": None if tokens is None else tokens[1:],
     }

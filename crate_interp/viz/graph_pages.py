@@ -82,9 +82,14 @@ def _data(graph: AttributionGraph, picture: pd.DataFrame) -> dict[str, Any]:
         "special": meta["special"],
         "places": [[float(f"{value:.2f}") for value in row] for row in scaled.to_numpy()],
         "examples": _examples(graph),
+        "looks": [
+            [*place, [[*names, _number(part)] for *names, part in pairs]]
+            for place, pairs in graph.looks().items()
+        ],
         "answer": graph.answer,
         "versus": None if target["versus"] is None else target["versus_name"],
         "exact": len(meta["settings"]["freeze"]) == 2,
+        "trusted": not graph.slope_agreement < result.FAITHFUL,  # NaN: nothing against them
         "heads": bool((graph.table("edges")["head"] >= 0).any()),
         "target": target["logit"],
     }

@@ -77,7 +77,7 @@ def norm_ladder(
         axes.spines[["top", "right"]].set_visible(False)
         if tokens is not None and len(codes) <= _WORDS:
             axes.set_xticks(range(len(codes)), map(canvas.label, tokens), fontsize=SMALL)
-    left.set_ylabel("norm |u|², as a score (nats)", fontsize=TEXT)
+    left.set_ylabel("squared length |u|², as a score (nats)", fontsize=TEXT)
     return canvas.as_written(figure, *([] if ax is None else [left, right]))
 
 

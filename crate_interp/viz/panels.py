@@ -13,18 +13,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from crate_interp.circuits.attention_reasons import Place, role_of
 from crate_interp.circuits.circuit import LAST, Circuit, number_of, place_of
+from crate_interp.circuits.graphs.derivatives import directions
 from crate_interp.core.safe_text import LONGEST, plain, visible
-from crate_interp.measures import maskcut, pca_map
+from crate_interp.measures import maskcut, pca_map, token_rates
+from crate_interp.measures.rates import head_codes
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.layers.context import window_sizes
 from crate_interp.models.text.text_and_tokens import check_tokens
 from crate_interp.viz.cache_views import activation, model_of
-from crate_interp.viz.packing import MapKind, map_kind, pack_ranked, pack_tops
+from crate_interp.viz.packing import MapKind, map_kind, pack_ranked, pack_tops, planes
 
 ATOMS, ANSWERS = 16, 5  # how many atoms and next tokens a page stores for each token
 _MASKS, _COMPONENTS, _EDGES = 3, 3, 200
+_EPS, _DEAR = 0.1, 1024
 
 
 Codes = Float[np.ndarray, "head pos d_head"]
@@ -224,6 +228,31 @@ def tops(view: View, layer: int) -> dict[str, str]:
     return parts
 
 
+@torch.no_grad()
+def matches(view: View, layer: int) -> dict[str, str]:
+    """Returns what the page needs to say why heads of a layer look there, as packed texts.
+
+    match: the code `[head, atom, d_head]` that an entry of 1 of each atom of the layer below gives
+    a token whose norm has the scale 1, for the atoms that the page stores, by number. scale: the
+    norm's scale of each token times the root of d_head. Empty where layers have no single U (ToST,
+    black boxes), where rotary positions turn it, and in the first layer, which reads no codes.
+    """
+    model = view.model
+    points = view.has("hook_resid_pre", layer) and view.everywhere("mlp.hook_post")
+    if not layer or model.cfg.facts["attention"] != "mssa" or model.cfg.rotary or not points:
+        return {}
+    values = torch.from_numpy(view.at("mlp.hook_post", layer - 1)).reshape(view.count, -1)
+    stored = values.sort(dim=1, descending=True, stable=True).indices[:, :ATOMS].unique()
+    written = directions(model, layer - 1)[stored].double()
+    stream = torch.from_numpy(view.at("hook_resid_pre", layer)).to(written)
+    ones = torch.ones_like(stream[:, 0])
+    places = [Place(layer, head, 0, 0) for head in range(model.cfg.n_heads)]
+    roles = [role_of(model, place, stream, ones, "key") for place in places]
+    scale = model.cfg.d_head**0.5 / roles[0].weights
+    codes = np.stack([role.of(written).cpu().numpy() for role in roles])
+    return {"match": planes(codes), "scale": planes(scale.cpu().numpy())}
+
+
 def overlays(view: View) -> list[dict[str, Any]] | None:
     """Returns the masks and principal components of each layer; None for a text or without codes.
 
@@ -249,6 +278,28 @@ def overlays(view: View) -> list[dict[str, Any]] | None:
         components = scaled.round().long().tolist()
         overlays.append({"masks": numbers.tolist(), "components": components})
     return overlays
+
+
+@torch.no_grad()
+def costs(view: View) -> list[dict[str, list[int]]] | None:
+    """Returns what each token costs in each layer, in 1/100 of the dearest; None if not cached.
+
+    R: how much the coding rate of the stream after attention (hook_resid_mid, eps .1) falls without
+    the token; Rc: the same of R^c, summed over heads, in layers with subspaces U. None for inputs
+    of more than 1,024 tokens, too.
+    """
+    if not view.everywhere("hook_resid_mid") or view.count > _DEAR:
+        return None
+    found = []
+    for layer, block in enumerate(view.model.blocks):
+        z, u = torch.from_numpy(view.at("hook_resid_mid", layer)), getattr(block.attn, "U", None)
+        rates = {"R": token_rates(z, _EPS)}
+        if u is not None:
+            rates["Rc"] = token_rates(head_codes(z, u.detach().to(z)), _EPS).sum(dim=0)
+        found.append(
+            {name: (100 * one / one.max()).round().int().tolist() for name, one in rates.items()}
+        )
+    return found
 
 
 def circuit_data(circuit: Circuit | None, model: HookedModel) -> dict[str, Any] | None:

@@ -78,7 +78,7 @@ def report_page(
         page = result_page(
             result,
             "report.html",
-            "what each layer does",
+            "what does each layer do?",
             said=[answer, " ".join([*rest[:1], caution]), *rest[1:]],
             numbers={},
             twins=twins,

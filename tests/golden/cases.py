@@ -41,6 +41,7 @@ SMALL: dict[str, dict[str, Any]] = {  # streamed verb -> what makes it small
     "circuits.composition": {"through": "data", "draws": 100},
     "circuits.concentration": {"k": (2, 5), "rotations": 2, "untrained": 1},
     "circuits.atom_names": {},
+    "circuits.head_meaning": {"untrained": 1},
 }
 CRATE = {
     "family": "crate",
@@ -174,7 +175,8 @@ def _options() -> Iterator[Case]:
     yield sweep("crate", forward=_twice)
     yield sweep("crate", precision="bfloat16")
     yield sweep("crate", probes=["objective", "ranks", "frames", "activity"])
-    yield sweep("crate", probes=["ladder"])
+    yield sweep("crate", probes=["ladder", "sinks"])
+    yield streamed("circuits.head_meaning", "masks", parts={"object": 1}, query=2, seed=1)
     yield sweep("crate", probes=[ci.probes.compression(eps=0.3, norm=True), _probe()])
     yield sweep("crate", groups=[index // 2 for index in range(N)])
     yield sweep("crate", workers=1, skip_bad=True, tag="golden", limit=7)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from crate_interp.circuits.attention_reasons_result import piece_name
 from crate_interp.circuits.graphs.question import Question, one_sample, read_part, sample_digest
 from crate_interp.circuits.graphs.steering import Steering, steered, steering_hooks
 from crate_interp.core.files import write_text
@@ -62,14 +63,18 @@ class AttributionGraph(Result):
     answers: answer, name, logit (less the mean of all), probability. places: layer, pos,
     attribution, summed over all nodes of a token; layer -1 is the input. picture: webp, rows,
     columns: the picture and its patches; no row for a text. examples: layer, atom, value, words,
-    webp: where the atoms are largest on the data that named them; no row without names.
+    webp: where the atoms are largest on the data that named them; no row without names. looks:
+    layer, head, query, key, attention, score, query_layer, query_atom, key_layer, key_atom,
+    query_value, key_value, part: of the heads' looks that carry most of the edges (from token query
+    to token key), the pairs of atoms with the largest parts of the score, as in
+    `ci.circuits.why_attends`, but without biases of the key, which are the same for all keys.
     """
 
     KIND = "graph"
     MAIN = "nodes"
     STORED = dict.fromkeys(
         "nodes edges layers ablations agreement sufficiency whole answers places picture "
-        "examples".split(),
+        "examples looks".split(),
         first,
     )
     ALONE = "a graph explains one answer of one sample, and graphs do not merge."
@@ -153,17 +158,18 @@ class AttributionGraph(Result):
     def warnings(self) -> list[str]:
         """Returns what is wrong with a graph that is not faithful, a sentence each."""
         small = max(self.beyond_size) < CLEAR and int(self.of("whole")["nodes"].iloc[0]) > 0
-        slopes = self.slope_agreement
+        slopes, gain = self.slope_agreement, self.beyond_size[0]
+        rival = gain <= -CLEAR and gain < self.kept < 1  # the largest codes give some of the answer
         way = f"{'point the other way' if slopes < 0 else 'differ'} on the graph's codes"
         tested = len(self.of("agreement")) > 0
         reasons = {
+            f"The largest codes at the same tokens do {'better' if rival else 'as well'}.": small,
             f"Trust effects, not attributions: attributions {way}.": slopes < FAITHFUL,
             "Attributions were not tested on other nodes: leave out tests=False.": not tested,
             "Too few codes are on to test attributions.": tested and np.isnan(self.predicts),
             "Do not trust the attributions: they predict ablations badly.": self.predicts
             < FAITHFUL,
             "These codes alone do not give half of the answer.": not self.kept >= FAITHFUL,
-            "The largest codes at the same tokens do as well.": small,
         }
         return [words for words, holds in reasons.items() if holds]
 
@@ -196,6 +202,8 @@ class AttributionGraph(Result):
             "what is enough": enough and self.kept >= FAITHFUL,
             "what is needed": needed and gone["logit"] / target["logit"] < FAITHFUL,
         }
+        rest = gone["logit"] / target["logit"]
+        left = "nothing" if rest <= 0 else "all" if rest >= 1 else f"{100 * rest:.0f}\u00a0%"
         better = " and ".join(words for words, holds in claims.items() if holds)
         where = "" if target["position"] is None else f" after token {target['position']}"
         begin = f"{plain(self.meta['model'] or 'The model')}{where}: {self.question}:"
@@ -213,9 +221,10 @@ class AttributionGraph(Result):
         tested += "" if np.isnan(slopes) else f" On the graph's codes r is {slopes:.2f}."
         return [
             lead,
+            f"Without {'it' if count == 1 else 'them'} {left} of {self.answer} is left.",
             *self.warnings(),
             *doubts,
-            f"Instead, the largest {codes} at the same tokens {give} {100 * largest:.0f}\u00a0%."
+            f"The largest {codes} at the same tokens {give} {100 * largest:.0f}\u00a0%."
             + f" Random {codes} there {give} {100 * random:.0f}\u00a0%." * bool(keep["draws"]),
             f"{begin} {abs(target['logit']):.2f} {'above' if target['logit'] >= 0 else 'below'} "
             f"{less}. " + f"Attributions choose {better} better than size does. " * bool(better)
@@ -235,6 +244,19 @@ class AttributionGraph(Result):
         above = int((table > table[self.meta["rival"]["answer"]]).sum())
         words = {0: "the model's answer", 1: "the next answer"}
         return words.get(above, "the likeliest other answer")
+
+    def looks(self) -> dict[tuple[int, int, int, int], list[tuple[str, str, float]]]:
+        """Returns the strongest pairs of each look, by layer, head, query and key.
+
+        A pair is the atom of the token that looks, that of the other, and the part of the score.
+        """
+        table: Any = self.table("looks")
+        found: dict[tuple[int, int, int, int], list[tuple[str, str, float]]] = {}
+        for row in table.itertuples():
+            here = piece_name(row.query_layer, row.query_atom)
+            pair = (here, piece_name(row.key_layer, row.key_atom), float(row.part))
+            found.setdefault((row.layer, row.head, row.query, row.key), []).append(pair)
+        return found
 
     def _notebook_table(self) -> pd.DataFrame:
         table: Any = self._table("nodes")
@@ -301,7 +323,10 @@ class AttributionGraph(Result):
         """Writes the graph as JSON that circuit-tracer's page reads, and returns the path.
 
         Codes are written as "cross layer transcoder" features, since the page knows no other name.
-        There are no error nodes, and biases are left out. Edges are summed over heads.
+        There are no error nodes, and biases are left out. Edges are summed over heads; the
+        "heads" of a link say what each carries (-1 is the skip connection), its "pairs" which atoms
+        of the two tokens match where a head looks: atom of the query, of the key, part of the
+        score. Their page does not draw these two.
         """
         write_text(Path(path), json.dumps(circuit_tracer_json(self), allow_nan=False))
         return Path(path)
@@ -334,8 +359,20 @@ def circuit_tracer_json(graph: "AttributionGraph") -> dict[str, Any]:
             node["token_prob"] = float(chances.get(meta["target"]["answer"], 0.0))
         value = None if np.isnan(row.value) else float(row.value)
         nodes.append(node | {"influence": influence, "activation": value})
-    links: Any = graph.table("edges").groupby(["source", "target"], as_index=False)["weight"].sum()
-    known = links[links["source"].isin(ids) & links["target"].isin(ids)]
+    edges: Any = graph.table("edges")
+    edges = edges[edges["source"].isin(ids) & edges["target"].isin(ids)]
+    spots: Any = graph.table("nodes").set_index("node")[["layer", "pos"]]
+    looks, links = graph.looks(), []
+    for (source, target), rows in edges.groupby(["source", "target"]):
+        (layer, query), key = spots.loc[target].tolist(), int(spots.loc[source, "pos"])
+        heads = {str(int(head)): part for head, part in rows[["head", "weight"]].values}
+        pairs = {head: looks.get((layer, int(head), query, key), []) for head in heads}
+        links.append(
+            {
+                "source": ids[source], "target": ids[target], "weight": float(rows["weight"].sum()),
+                "heads": heads, "pairs": {head: found for head, found in pairs.items() if found},
+            }
+        )  # fmt: skip
     name = plain(meta["model"] or meta["config"]["family"])
     # their page puts it into the name of a file
     slug = re.sub("[^a-z0-9]+", "-", f"{name}-{meta['target']['name']}".lower()).strip("-")
@@ -350,10 +387,7 @@ def circuit_tracer_json(graph: "AttributionGraph") -> dict[str, Any]:
             "pinnedIds": [], "supernodes": [], "linkType": "both", "clickedId": "", "sg_pos": "",
         },
         "nodes": nodes,
-        "links": [
-            {"source": ids[row.source], "target": ids[row.target], "weight": float(row.weight)}
-            for row in known.itertuples()
-        ],
+        "links": links,
     }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from crate_interp.circuits.attention_reasons import strongest_pairs
 from crate_interp.circuits.excerpts import sample_picture, special_tokens, token_words
 from crate_interp.circuits.graphs import question as questions
 from crate_interp.circuits.graphs import result, trust
@@ -21,6 +22,7 @@ from crate_interp.core import checks
 from crate_interp.core.run_options import tqdm
 from crate_interp.core.safe_text import visible
 from crate_interp.measures.checks import in_full_precision
+from crate_interp.models.hook_points import PATTERNLESS
 from crate_interp.models.hooked import HookedModel, check_gradients
 from crate_interp.models.runtimes import with_weights
 from crate_interp.questions.edited_runs import joined
@@ -30,6 +32,7 @@ from crate_interp.questions.untrained_twins import twin
 # of so many nodes the effect is measured at least; of as many more as forwards of a tiny network,
 # in tokens times parameters, make half a minute
 _EFFECTS, _WORK = 24, 2**34
+_LOOKS, _PAIRS = 24, 5  # of so many looks of heads the strongest pairs of atoms are kept
 _WAIT = 5.0  # a graph that takes longer shows how far it is
 
 
@@ -132,6 +135,7 @@ def _measured(
         case, kept = cut.case, chosen.kept
         bar.update()
         tables = graph_tables(cut, chosen, names)
+        tables["looks"] = _looks(case, tables["nodes"], tables["edges"])
         bar.update()
         trusted = [_trust(case, chosen, trust.DRAWS if tests else 0, seed, result.MODEL)]
         bar.update()
@@ -292,6 +296,24 @@ def _nodes_and_edges(cut: CutPass, chosen: Graph) -> tuple[pd.DataFrame, pd.Data
         table.loc[rows.index, "effect"] = case.target - after.numpy()
     table = table.sort_values(["layer", "pos", "atom"], ignore_index=True)
     return table, pd.DataFrame(edges, columns=["source", "target", "weight", "head"])
+
+
+def _looks(case: Explained, nodes: pd.DataFrame, edges: pd.DataFrame) -> pd.DataFrame:
+    """Returns why heads look where they carry most of the edges: the strongest pairs of atoms.
+
+    Layer 0 reads no codes, and CBT's and ToST's heads do not look from a token at a token.
+    """
+    place: Any = nodes.set_index("node")[["layer", "pos"]]
+    split: Any = edges[edges["head"] >= 0]
+    to, source = (place.loc[split[side]] for side in ("target", "source"))
+    layer, query, key = to["layer"].to_numpy(), to["pos"].to_numpy(), source["pos"].to_numpy()
+    split = split.assign(layer=layer, query=query, key=key, weight=split["weight"].abs())
+    found = split[split["layer"] > 0].groupby(["layer", "head", "query", "key"])["weight"].sum()
+    at = found.nlargest(_LOOKS).index.tolist() * (
+        case.model.cfg.facts["attention"] not in PATTERNLESS
+    )
+    with torch.no_grad():
+        return strongest_pairs(case.model, case.sample, at, _PAIRS)
 
 
 def inside(case: Explained, chosen: Graph) -> list[Tensor]:

@@ -41,7 +41,7 @@ def without(case: Explained, layer: int, nodes: Int[Tensor, "node 2"]) -> Float[
     """
     found, model = [], case.model
     stream = case.embedded if layer < 0 else case.streams[layer]
-    for group in nodes.to(stream.device).split(copies_at_once(case)):
+    for group in nodes.to(stream.device).split(copies_at_once(case)) if len(nodes) else ():
         copy, (pos, atom) = torch.arange(len(group), device=group.device), group.T
         gone = (copy, pos) if layer < 0 else (copy, pos, atom)
 

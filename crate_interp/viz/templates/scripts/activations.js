@@ -20,14 +20,15 @@ const cells = data.names.map((name, place) => {
 });
 
 const MOST = 24, each = find("each");  // small maps of atoms that are shown at once
-const maps = data.atoms.slice(0, MOST).map((name, place) => {
-  const button = document.createElement("button"), map = document.createElement("canvas"), words = document.createElement("small");
+let order = []; // the atoms of the small maps, the largest of the layer first
+const maps = data.atoms.slice(0, MOST).map((_, place) => {
+  const button = document.createElement("button"), map = document.createElement("canvas"), name = document.createElement("b"), words = document.createElement("small");
   button.type = "button";
   map.style.backgroundImage = over.style.backgroundImage;
-  button.append(map, document.createTextNode(name), words);
-  button.addEventListener("click", () => { atoms.value = place; show(); });
+  button.append(map, name, words);
+  button.addEventListener("click", () => { atoms.value = order[place]; show(); });
   each.append(button);
-  return [button, map, words];
+  return [button, map, name, words];
 });
 const veil = (value, most) => over.style.backgroundImage && value >= 0
   ? `rgb(0 0 0 / ${84 * (1 - value / most)}%)` : `rgb(${value < 0 ? "226 112 40" : "58 134 200"} / ${100 * Math.abs(value) / most}%)`;
@@ -41,6 +42,9 @@ function draw(map, now, most) {
   });
 }
 
+// CLS may be far above all patches, which would leave their map black
+const mostOf = now => Math.max(...now.slice(before).map(Math.abs)) || 1;
+
 function values() {
   return data.values[+layers.value][+atoms.value];
 }
@@ -50,23 +54,24 @@ function say(place) {
 }
 
 function show() {
-  const now = values(), most = Math.max(...now.map(Math.abs)) || 1;
+  const now = values(), most = mostOf(now);
   now.forEach((value, place) => {
     const ink = value < 0 ? "var(--other)" : "var(--accent)";
     cells[place].style.background = place >= before ? veil(value, most)
-      : `color-mix(in srgb, ${ink} ${Math.round(45 * Math.abs(value) / most)}%, var(--card))`;
+      : `color-mix(in srgb, ${ink} ${Math.round(45 * Math.min(1, Math.abs(value) / most))}%, var(--card))`;
   });
   const tops = data.values[+layers.value].map(row => Math.max(...row.map(Math.abs)));
-  maps.forEach(([button, map, words], place) => {
-    const top = tops[place], chosen = place === +atoms.value;
-    draw(map, data.values[+layers.value][place], top || 1);
+  order = tops.map((_, atom) => atom).sort((a, b) => tops[b] - tops[a]);
+  maps.forEach(([button, map, name, words], place) => {
+    const top = tops[order[place]], chosen = order[place] === +atoms.value;
+    draw(map, data.values[+layers.value][order[place]], mostOf(data.values[+layers.value][order[place]]));
+    name.textContent = data.atoms[order[place]];
     words.textContent = `${+top.toPrecision(3)}`;
     button.hidden = !top && !chosen;
-    button.style.order = tops.filter(other => other > top).length;
     button.setAttribute("aria-pressed", String(chosen));
   });
   const off = data.atoms.filter((name, place) => !tops[place]), on = now.filter(value => value).length;
-  find("off").textContent = off.length ? `Off everywhere in this layer: ${off.join(", ")}.` : "";
+  find("off").textContent = !off.length ? "" : off.length > MOST ? `${off.length} are off everywhere in this layer.` : `Off everywhere in this layer: ${off.join(", ")}.`;
   say(now.indexOf(Math.max(...now)));
   find("live").textContent = `On at ${on} of ${now.length} tokens. Largest: ${find("live").textContent}`;
 }

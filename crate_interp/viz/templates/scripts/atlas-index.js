@@ -29,8 +29,8 @@ function card(atom) {
   const item = made("li", "card"), link = made("a"), head = made("span", "head");
   link.href = `layer-${atom.layer}.html#a${atom.atom}`;
   head.append(made("b", "name", atom.name),
-    made("span", "quiet", atom.state === "dead" ? "never fires" :
-      `fires in ${share(atom.fires)}${atom.state ? ", " + atom.state : ""}`));
+    made("span", "quiet", atom.state === "dead" ? "never on" :
+      `on in ${share(atom.fires)} of tokens${atom.state ? ", " + atom.state : ""}`));
   link.append(head);
   if (data.text) atom.texts.forEach(text => link.append(context(text)));
   else if (atom.places.length) link.append(pictures(atom));

@@ -45,13 +45,13 @@ function contexts(atom) {
 function told(atom) {
   const line = made("p");
   if (atom.state === "dead") {
-    line.append("Never fires on this data.");
+    line.append("Never on in this data.");
     return line;
   }
   const clear = atom.low > 0 || atom.high < 0, onCls = atom.tokens.filter(each => !each[1]).length;
   const size = `${interval(atom.effect, atom.low, atom.high)} nats`;
   const where = atom.ablated ? ` on ${atom.ablated} ${data.unit}; to first order ${signed(atom.first_order)}` : ", to first order";
-  line.append(`Fires in ${share(atom.fires)} of tokens${atom.state ? ` (${atom.state})` : ""}. `,
+  line.append(`On in ${share(atom.fires)} of tokens${atom.state ? ` (${atom.state})` : ""}. `,
     made("b", clear ? "effect" : "effect unclear", clear ? `Without it the loss ${atom.effect > 0 ? "rises" : "falls"}`
       : "We can't tell whether the loss changes without it"), ` (${size}${where}).`);
   if (onCls && !data.text) {

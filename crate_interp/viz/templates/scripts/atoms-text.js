@@ -30,10 +30,11 @@ function shadeText(values, most) {
   CircuitsVis.render("view", CircuitsVis.ColoredTokens, {tokens: data.tokens, values, ...colours});
 }
 
+let columns = []; // the atoms of the table, the largest of the layer first
 heads.forEach((head, place) => {
   head.tabIndex = 0;
   head.setAttribute("role", "button");
-  head.addEventListener("click", () => { atoms.value = place; show(); });
+  head.addEventListener("click", () => { atoms.value = columns[place]; show(); });
   head.addEventListener("keydown", event => { if (event.key === "Enter") head.click(); });
 });
 
@@ -50,16 +51,19 @@ function show() {
   const layer = data.values[layers.value], now = layer[atoms.value];
   const largest = lines => lines.flat().reduce((most, value) => Math.max(most, Math.abs(value)), 0) || 1;
   const most = largest(layer), top = largest(now);
+  const tops = layer.map(line => Math.max(...line.map(Math.abs)));
+  columns = tops.map((_, atom) => atom).sort((a, b) => tops[b] - tops[a]).slice(0, heads.length);
+  heads.forEach((head, place) => { head.textContent = data.atoms[columns[place]]; });
   find("which").textContent = `L${data.layers[layers.value]}A${data.atoms[atoms.value]}`;
   find("of").textContent = data.layers[layers.value];
   find("most").textContent = `${+most.toPrecision(3)}`;
   shadeText(now, top);
   [...find("rows").rows].forEach((row, place) => heads.forEach((head, column) => {
-    const cell = row.cells[column + 1], value = layer[column][place];
+    const cell = row.cells[column + 1], value = layer[columns[column]][place];
     shade(cell, value, most);
     cell.textContent = value ? digits(value) : "";
   }));
-  heads.forEach((head, place) => head.setAttribute("aria-pressed", String(place === +atoms.value)));
+  heads.forEach((head, place) => head.setAttribute("aria-pressed", String(columns[place] === +atoms.value)));
   const on = now.filter(value => value > 0).length;
   if (on) say(now.map(Math.abs).indexOf(top));
   find("live").textContent = on ? `On at ${on} of ${now.length} tokens. ${find("live").textContent}` : "Off at every token of this text.";

@@ -165,17 +165,25 @@ function drawChosen(every) {
 
 function drawOverlay() {
   const found = data.overlays?.[state.layer], isMask = state.over === "masks";
-  const isAdded = state.over === "patches";
-  const numbers = isMask ? found?.masks : isAdded ? patchEffects() : found?.components[+state.over];
+  const isAdded = state.over === "patches", costs = costsNow()?.slice(data.special);
+  const numbers = costs ?? (isMask ? found?.masks : isAdded ? patchEffects() : found?.components[+state.over]);
   const count = paintPatches(byId("overlay"), data.grid, numbers ?? [], isMask);
   const many = `${count} mask${count === 1 ? "" : "s"}`;
-  byId("over-words").textContent = !numbers ? ""
+  byId("over-words").textContent = !numbers ? "" : costs ? costWords()
     : isMask ? `MaskCut finds ${many} in the codes of layer ${state.layer}.`
     : isAdded ? "Blue: without this patch the answer is less likely; orange: more likely."
     : `Component ${+state.over + 1} of these codes: blue is above 0, orange below.`;
 }
 
+// What each token costs in the rate that is chosen, in 1/100 of the dearest; undefined if none is.
+const costsNow = () => data.costs?.[state.layer][state.over];
+const costWords = () => `${state.over === "R" ? "Coding rate" : "The rate in the heads’ subspaces"} after the attention `
+  + `of layer ${state.layer}: the darker, the more it falls without this ${WORD}.`;
+
 function drawText(values, most) {
+  const costs = costsNow();
+  if (byId("over-words")) byId("over-words").textContent = costs ? costWords() : "";
+  if (costs) [values, most] = [costs, 100];
   const tokens = [...byId("tokens").querySelectorAll("span")];
   tokens.forEach((token, number) => {
     token.style.setProperty("--share", Math.min(1, Math.abs(values[number]) / most));
@@ -191,7 +199,7 @@ function drawText(values, most) {
   const [x0, y0] = spot(state.query), order = Array.from(values.keys());
   const chosen = order.filter(key => key !== state.query && Math.abs(values[key]) > most / 20)
     .sort((a, b) => Math.abs(values[b]) - Math.abs(values[a])).slice(0, MOST_LINES);
-  byId("lines").replaceChildren(...chosen.map(key => {
+  byId("lines").replaceChildren(...(costs ? [] : chosen).map(key => {
     const [x, y] = spot(key), share = Math.min(1, Math.abs(values[key]) / most);
     const bend = Math.min(y, y0) - Math.min(34, 8 + Math.abs(x - x0) / 6 + Math.abs(y - y0) / 8);
     return svg("path", {d: `M${x0} ${y0} C${x0} ${bend} ${x} ${bend} ${x} ${y}`,
@@ -233,30 +241,52 @@ function drawAtoms() {
     token.style.setProperty("--share", values[number] / largest));
 }
 
+// The codes of the layer below that match at the token that looks and at the one that it looks at.
+function drawWhy(every, below) {
+  if (!byId("why-panel")) return;
+  const head = state.seenHead ?? state.head, query = state.query, panel = Boolean(layer.match) && state.mode === "to";
+  const seen = [...every[head].keys()].filter(token => token >= Math.max(1, data.special) && token !== query);
+  const key = state.key ?? seen.reduce((best, token) => every[head][token] > every[head][best] ? token : best, seen[0]);
+  byId("why-panel").hidden = !panel || key === undefined;
+  if (byId("why-panel").hidden) return;
+  byId("why-name").textContent = `L${state.layer}H${head}`;
+  byId("why-words").textContent = `score ${digits(layer.score(head, query, key))}`;
+  for (const [side, token, other] of [["query", query, key], ["key", key, query]]) {
+    const found = layer.matching(below, head, token, other).slice(0, 5);
+    byId(`why-${side}-name`).textContent = `${nameOf(token)}, ${side === "query" ? "which looks" : "which it looks at"}`;
+    ranked(byId(`why-${side}`), found.map(({place, part}) => ({name: `L${state.layer - 1}A${place}`, below: part < 0,
+      words: `${part > 0 ? "+" : ""}${digits(part)}`, share: Math.abs(part) / Math.max(...found.map(one => Math.abs(one.part)), 1e-30),
+      pick: () => choose({layer: state.layer - 1, atom: place, query: token, pinned: true, key: null})})));
+  }
+}
+
 let waiting = false;
 function draw() { // at most once a frame
   if (waiting) return;
   waiting = true;
   requestAnimationFrame(async () => {
     const number = state.layer;
-    layers[number] ??= Layer.load(number, data);
-    const loaded = await layers[number].catch(error => {
+    const both = [number, Math.max(0, number - 1)].map(at => layers[at] ??= Layer.load(at, data));
+    const [loaded, below] = await Promise.all(both).catch(error => {
       byId("readout").textContent = `This browser cannot unpack the page: ${error.message}`;
+      return [];
     });
     waiting = false;
     if (!loaded) return;
     if (number !== state.layer) return draw(); // the slider has moved meanwhile
     layer = loaded;
-    drawNow();
+    drawNow(below);
   });
 }
 
-function drawNow() {
+function drawNow(below) {
   if (state.mode === "alike" && !layer.codes) state.mode = "to";
   const every = drawTiles();
   drawChosen(every);
   drawLens();
   drawAtoms();
+  drawWhy(every, below);
+  if (byId("over")) byId("over").value = state.over;
   byId("tiles-words").textContent = data.legends[state.mode].replace("#", seenFrom(state.query));
   byId("layer").value = state.layer;
   byId("layer-number").textContent = state.layer;

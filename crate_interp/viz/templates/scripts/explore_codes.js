@@ -39,7 +39,8 @@ function fromRanked(bytes, count) {
   // the value of one place in each token, 0 if the place is not among the token's largest
   const where = place => Float32Array.from({length: count}, (_, token) =>
     of(token).find(one => one.place === place)?.value ?? 0);
-  return {ranks, of, where, total: token => totals[token]};
+  const stored = [...new Set(places)].sort((a, b) => a - b);
+  return {ranks, of, where, stored, total: token => totals[token]};
 }
 
 const REPRESENTATIVES = 64, SIDE = 8;
@@ -63,13 +64,15 @@ class Layer {
     this.contract = fromPlanes(parts.contract); // what each representative reads, `[head, rep, token]`
     this.atoms = fromRanked(parts.atoms, this.count);
     this.lens = fromRanked(parts.lens, this.count);
+    this.match = fromPlanes(parts.match); // codes that atoms of the layer below give `[head, atom, d_head]`
+    this.scale = fromPlanes(parts.scale);
     this.width = this.codes ? this.codes.length / this.heads / this.count : 0;
     this.sums = []; // for each head and row: the logarithm of the sum of exp(score)
     this.norms = [];
   }
 
   static async load(number, sizes) {
-    const names = ["codes", "keys", "rows", "largest", "contract", "atoms", "lens"];
+    const names = ["codes", "keys", "rows", "largest", "contract", "atoms", "lens", "match", "scale"];
     const bytes = await Promise.all(names.map(name => bytesOf(`${name}-${number}`)));
     return new Layer(Object.fromEntries(names.map((name, i) => [name, bytes[i]])), sizes);
   }
@@ -101,6 +104,17 @@ class Layer {
     const scores = Float64Array.from(share, (_, key) => this.score(head, query, key));
     const sum = sumOf(scores);
     return share.map((_, key) => Math.exp(scores[key] - sum));
+  }
+
+  // What the largest atoms of a token add to the score with another token; below: the layer below.
+  matching(below, head, token, other) {
+    const stored = below.atoms.stored, from = this.place(head, other);
+    return below.atoms.of(token).filter(one => one.value).map(({place, value}) => {
+      const at = (head * stored.length + stored.indexOf(place)) * this.width;
+      let sum = 0;
+      for (let d = 0; d < this.width; d++) sum += this.match[at + d] * this.codes[from + d];
+      return {place, part: value * sum / this.scale[token]};
+    }).sort((a, b) => Math.abs(b.part) - Math.abs(a.part));
   }
 
   // what a representative reads
@@ -238,7 +252,7 @@ function paintBars(canvas, marked, values, most) {
 // A list of bars. rows: {name, share, words, pick, chosen, grey}
 function ranked(list, rows) {
   list.replaceChildren(...rows.map(row => {
-    const bar = make("span", {className: "amount", style: {"--share": Math.min(1, row.share)}});
+    const bar = make("span", {className: row.below ? "amount below" : "amount", style: {"--share": Math.min(1, row.share)}});
     const name = make("bdi", {textContent: row.name});
     const words = [name, bar, make("span", {textContent: row.words})];
     const className = row.grey ? "grey" : "";

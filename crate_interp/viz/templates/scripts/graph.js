@@ -24,6 +24,8 @@ let plan = null, shown = null, widest = 1;
 
 // The path from the input to the answer through which most influence passes: each edge takes its
 // share of what goes into its target. {edges from the input upwards, nodes, share of the influence}
+// A path that carries less than RING is not drawn: no single path makes the answer.
+const RING = .01;
 const path = (() => {
   const best = new Map([[start, 1]]), next = new Map();
   for (const node of [...drawn].sort((a, b) => b.layer - a.layer))
@@ -33,6 +35,7 @@ const path = (() => {
     }
   const first = [...next.keys()].filter(node => node.layer < 0)
     .reduce((a, b) => a && best.get(a) >= best.get(b) ? a : b, null), found = [];
+  if ((best.get(first) ?? 0) < RING) return {edges: [], nodes: [], share: best.get(first) ?? 0};
   for (let node = first; next.has(node); node = found.at(-1).target) found.push(next.get(node));
   return {edges: found, nodes: found.length ? [first, ...found.map(edge => edge.target)] : [], share: best.get(first) ?? 0};
 })();
@@ -80,7 +83,7 @@ function drawEdges(lines, most, parent) {
     const bend = Math.max(14, Math.abs(from.y - to.y) / 2);
     part("path", {d: `M${from.x},${from.y}C${from.x},${from.y - bend} ${to.x},${to.y + bend} ${to.x},${to.y}`,
       stroke: colourOf(edge.parts[0][0]), "stroke-width": .5 + 3.5 * Math.sqrt(edge.size / most) + isOn(edge),
-      "stroke-dasharray": edge.weight < 0 ? "5 3" : "none", class: isOn(edge) ? "edge path" : "edge"}, parent);
+      "stroke-dasharray": data.trusted && edge.weight < 0 ? "5 3" : "none", class: isOn(edge) ? "edge path" : "edge"}, parent);
   }
 }
 
@@ -88,7 +91,7 @@ function drawSheet({layer, matrix, shades}, svg) {
   const [rows, columns] = data.grid, whole = {width: columns, height: rows};
   const sheet = part("g", {class: "sheet", "data-layer": layer, transform: `matrix(${matrix})`}, svg);
   part("image", {...whole, href: picture, preserveAspectRatio: "none"}, sheet);
-  shades.forEach((share, patch) => { // where the answer comes from, over all nodes
+  if (data.trusted) shades.forEach((share, patch) => { // where the answer comes from, over all nodes
     if (share) part("rect", {x: patch % columns, y: Math.floor(patch / columns), width: 1, height: 1,
       class: share > 0 ? "above" : "below", "fill-opacity": .6 * Math.abs(share)}, sheet);
   });
@@ -135,6 +138,13 @@ function draw() { // all but what depends on the chosen node
   mark();
 }
 
+// The code of the largest effect in each layer, where that is not small.
+function mostOfLayers() {
+  const most = new Map(), size = node => Math.abs(amount(node));
+  for (const node of shown.nodes) if (node.kind === "code" && size(node) > .1 * largest && !(size(most.get(node.layer) ?? node) > size(node))) most.set(node.layer, node);
+  return [...most.values()];
+}
+
 function mark() { // what is chosen, what it is linked to, and the marked group
   const svg = byId("drawing"), focus = state.chosen !== start, group = state.groups.find(one => one.name === state.marked);
   const near = edges.filter(edge => (edge.source === state.chosen || edge.target === state.chosen)
@@ -145,12 +155,12 @@ function mark() { // what is chosen, what it is linked to, and the marked group
   if (focus) drawEdges(near, Math.max(widest, ...near.map(edge => edge.size)), svg.querySelector(".near"));
   const joined = new Set([...shown.edges].flatMap(edge => [edge.source, edge.target]));
   const named = focus ? [...near].sort((a, b) => Math.abs(b.weight) - Math.abs(a.weight)).slice(0, 4)
-    .flatMap(edge => [edge.source, edge.target]) : path.nodes;
+    .flatMap(edge => [edge.source, edge.target]) : mostOfLayers();
   svg.querySelector(".labels").replaceChildren();
   for (const node of new Set(focus ? [state.chosen, ...named] : named)) if (node.kind === "code" && shown.nodes.has(node)) {
-    const {x, y} = plan.spots.get(node), right = x > plan.width - 56;
+    const {x, y} = plan.spots.get(node), right = x > plan.width - (focus ? 56 : 92);
     part("text", {x: x + (right ? -5 : 5), y: y - radius(node) - 2, "paint-order": "stroke", "text-anchor": right ? "end" : "start"},
-      svg.querySelector(".labels")).textContent = `L${node.layer}A${node.atom}`;
+      svg.querySelector(".labels")).textContent = `L${node.layer}A${node.atom}${focus || node.effect === null ? "" : ` ${signed(+node.effect.toPrecision(2))}`}`;
   }
   for (const sheet of svg.querySelectorAll(".sheet"))
     sheet.classList.toggle("chosen", focus && +sheet.dataset.layer === state.chosen.layer);
@@ -220,8 +230,14 @@ function describe() {
     .sort((a, b) => Math.abs(amountOf(b)) - Math.abs(amountOf(a)));
   const biases = real ? [] : fed.filter(edge => edge.source.kind === "bias");
   const codes = fed.filter(edge => edge.source.kind !== "bias").slice(0, 8);
+  const looks = data.looks.filter(([layer, , query, key]) => node.kind === "code" && layer === node.layer && query === node.pos
+    && codes.some(edge => edge.source.pos === key));
+  byId("looks-part").hidden = !looks.length;
+  byId("looks").replaceChildren(...looks.slice(0, 4).map(([, head, , key, pairs]) => make("li", {},
+    make("b", {textContent: `H${head} at ${tokenName(key)}${data.grid === null ? ` (${key})` : ""}`}),
+    ...pairs.slice(0, 3).map(([here, there, part]) => make("div", {textContent: `${signed(part)} ${here}, ${there}`})))));
   byId("fed-words").textContent = real ? "and what the answer loses without each" : "";
-  byId("path-part").hidden = node !== start || !path.edges.length;
+  byId("path-part").hidden = node !== start || !path.share;
   byId("feeds-part").hidden = node === start;
   list("fed", [...codes, ...biases], "source", amountOf);
   byId("examples").replaceChildren(...(data.examples[node.id.split("@")[0]] ?? []).map(([value, words, uri]) => !uri
@@ -366,8 +382,9 @@ showWhole();
 byId("path").append(...[...path.nodes].reverse().map(node =>
   make("li", {}, make("button", {type: "button", disabled: node === start, onclick: () => choose(node, true)}, nameOf(node)))));
 const shareWords = `${+(100 * path.share).toPrecision(2)}\u00a0% of all influence`;
-byId("path-words").textContent = !path.share || path.share > .1 ? `It carries ${shareWords}.`
-  : `It carries only ${shareWords}, one part in ${(+(1 / path.share).toPrecision(2)).toLocaleString("en")}: very many small paths make the answer together.`;
+if (!path.edges.length) byId("ringed").remove();
+byId("path-words").textContent = path.edges.length ? `It carries ${shareWords}, and is ringed.`
+  : `No path is drawn: the strongest carries ${shareWords}. Very many small paths make the answer together.`;
 byId("heads")?.append(...heads.flatMap(head => {
   const swatch = make("span", {className: "swatch"});
   swatch.style.background = colourOf(head);

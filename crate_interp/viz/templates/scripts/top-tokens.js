@@ -19,11 +19,20 @@ function menu(id, names, first) {
 }
 const sample = menu("sample", data.tokens.map((_, place) => `sample ${place}`), data.first[0]), layer = menu("layer", data.layers, data.first[1]);
 
+const MOST = 12; // atoms that stand in the table at first
+let every = false;
+find("more").addEventListener("click", () => { every = !every; show(); });
+
 function show() {
   const values = data.values[sample()][layer()], places = data.ranked[sample()][layer()], off = [];
+  const tops = values.map(line => Math.max(...line.map(Math.abs))), order = [];
+  tops.forEach((top, atom) => { if (top) order.push(atom); else off.push(data.atoms[atom]); });
+  order.sort((a, b) => tops[b] - tops[a]);
   find("rows").replaceChildren();
-  values.forEach((line, atom) => {
-    if (!line.some(value => value)) return off.push(data.atoms[atom]);
+  find("more").hidden = order.length <= MOST;
+  find("more").textContent = every ? `Only the ${MOST} largest` : `All ${order.length} ${data.word}s that are on`;
+  order.slice(0, every ? order.length : MOST).forEach(atom => {
+    const line = values[atom];
     const row = made("tr", "", find("rows"));
     made("th", `${data.word} ${data.atoms[atom]}`, row).scope = "row";
     const cell = made("td", "", row);
@@ -36,7 +45,7 @@ function show() {
       chip.append(` ${+value.toPrecision(2)}`);
     });
   });
-  find("off").textContent = off.length ? `Off at every token: ${off.join(", ")}.` : "";
+  find("off").textContent = !off.length ? "" : off.length > MOST ? `${off.length} ${data.word}s are off at every token.` : `Off at every token: ${off.join(", ")}.`;
 }
 find("signed").hidden = !data.values.flat(3).some(value => value < 0);
 show();
