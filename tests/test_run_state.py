@@ -218,7 +218,7 @@ def streamed(*verbs):
 NOTED = {"probe": lambda: ci.probe(CACHE)}
 NOTED |= streamed("sweep", "atoms", "segment", "linear_probe")
 MEASURED = streamed("audit", "surgery", "atlas", "ablate_heads", "circuits.atom_names")
-MEASURED |= streamed("circuits.composition", "circuits.concentration") | {
+MEASURED |= streamed("circuits.composition", "circuits.concentration", "circuits.head_meaning") | {
     "compare": lambda: ci.compare(IMAGES, OTHER, PICTURES, probes=["sparsity"], untrained=1, **RUN),
     "graph": lambda: GRAPH(),
     "steer": lambda: STATE.graph.steer({NODE: 2.0}).table,

@@ -16,6 +16,7 @@ from crate_interp.core import checks
 from crate_interp.core.run_options import Run, RunOptions, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.measures import input_maps
+from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.runtimes import with_weights
 from crate_interp.probes.segmentation_probe import head_maps, points_of
@@ -124,6 +125,7 @@ class HeadMeaning(Result):
 
 
 @with_weights
+@in_full_precision
 def head_meaning(
     model: HookedModel,
     data: Data,
