@@ -5,6 +5,7 @@
 # make golden     whether any number has moved: every verb, option and way to run, 15 minutes; prints what moved
 # make check      ruff and pyright
 # make bench      the benchmarks
+# make cost       what verbs cost at the size of CRATE-B, in forwards a sample, beside the goals
 # make gpu        the tests of GPUs, on the CUDA device of this machine
 # make tables     audit the embedded models and print the table of the README
 # make kill       200 SIGKILLs at random moments of everything that writes a folder, and 20 each of a sweep and an
@@ -33,7 +34,7 @@ INSTALLED := .venv/.installed
 READY := .venv/.ready
 OUT ?= runs/first
 
-.PHONY: report test test-all oracles golden check kill bench gpu maskcut pictures notebooks tables pairs \
+.PHONY: report test test-all oracles golden check kill bench cost gpu maskcut pictures notebooks tables pairs \
 	family labs truth docs transformerlens oldest newest pythons torchvision browser graphs clean
 
 report: $(INSTALLED)
@@ -71,6 +72,9 @@ kill: $(READY)
 bench: $(READY)
 	failed=0; for file in tests/benchmarks/bench_*.py; do \
 		OMP_NUM_THREADS=1 $(BIN)/python $$file || failed=1; done; exit $$failed
+
+cost: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_verbs.py
 
 gpu: $(READY)
 	$(BIN)/python -c "import sys, torch; torch.cuda.is_available() or sys.exit('there is no CUDA device')"
