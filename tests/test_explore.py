@@ -229,7 +229,7 @@ def test_what_tokens_cost_is_what_is_lost_without_them(cache, images):
                 fewer = tokens.clone()
                 fewer[:, pos] = 0
                 left.append(float(whole - ci.measures.coding_rate(fewer, 0.1).sum()))
-            assert own[name] == [round(100 * one / max(left)) for one in left]
+            np.testing.assert_allclose(own[name], left, rtol=6e-3)
 
 
 def without(page):

@@ -281,8 +281,8 @@ def overlays(view: View) -> list[dict[str, Any]] | None:
 
 
 @torch.no_grad()
-def costs(view: View) -> list[dict[str, list[int]]] | None:
-    """Returns what each token costs in each layer, in 1/100 of the dearest; None if not cached.
+def costs(view: View) -> list[dict[str, list[float]]] | None:
+    """Returns what each token costs in each layer, in nats; None if not cached.
 
     R: how much the coding rate of the stream after attention (hook_resid_mid, eps .1) falls without
     the token; Rc: the same of R^c, summed over heads, in layers with subspaces U. None for inputs
@@ -297,7 +297,7 @@ def costs(view: View) -> list[dict[str, list[int]]] | None:
         if u is not None:
             rates["Rc"] = token_rates(head_codes(z, u.detach().to(z)), _EPS).sum(dim=0)
         found.append(
-            {name: (100 * one / one.max()).round().int().tolist() for name, one in rates.items()}
+            {name: [float(f"{x:.3g}") for x in one.tolist()] for name, one in rates.items()}
         )
     return found
 

@@ -166,24 +166,31 @@ function drawChosen(every) {
 function drawOverlay() {
   const found = data.overlays?.[state.layer], isMask = state.over === "masks";
   const isAdded = state.over === "patches", costs = costsNow()?.slice(data.special);
-  const numbers = costs ?? (isMask ? found?.masks : isAdded ? patchEffects() : found?.components[+state.over]);
+  byId("surface").classList.toggle("faint", Boolean(costs));
+  const numbers = costs ? shadesOf(costs) : (isMask ? found?.masks : isAdded ? patchEffects() : found?.components[+state.over]);
   const count = paintPatches(byId("overlay"), data.grid, numbers ?? [], isMask);
   const many = `${count} mask${count === 1 ? "" : "s"}`;
-  byId("over-words").textContent = !numbers ? "" : costs ? costWords()
+  byId("over-words").textContent = !numbers ? "" : costs ? costWords(costs)
     : isMask ? `MaskCut finds ${many} in the codes of layer ${state.layer}.`
     : isAdded ? "Blue: without this patch the answer is less likely; orange: more likely."
     : `Component ${+state.over + 1} of these codes: blue is above 0, orange below.`;
 }
 
-// What each token costs in the rate that is chosen, in 1/100 of the dearest; undefined if none is.
+// What each token costs in the rate that is chosen, in nats; undefined if none is.
 const costsNow = () => data.costs?.[state.layer][state.over];
-const costWords = () => `${state.over === "R" ? "Coding rate" : "The rate in the heads’ subspaces"} after the attention `
-  + `of layer ${state.layer}: the darker, the more it falls without this ${WORD}.`;
+const endsOf = costs => [Math.min(...costs), Math.max(...costs)];
+const shadesOf = costs => { // from the cheapest to the dearest, 0 to 100
+  const [low, high] = endsOf(costs);
+  return costs.map(cost => Math.round(100 * (cost - low) / Math.max(high - low, 1e-30)));
+};
+const costWords = costs => `${state.over === "R" ? "Coding rate" : "The rate in the heads’ subspaces"} after the attention `
+  + `of layer ${state.layer}: how much it falls without this ${WORD}, ${endsOf(costs).map(digits).join(" (pale) to ")} nats (dark). `
+  + `A dark ${WORD} is least like the others.`;
 
 function drawText(values, most) {
   const costs = costsNow();
-  if (byId("over-words")) byId("over-words").textContent = costs ? costWords() : "";
-  if (costs) [values, most] = [costs, 100];
+  if (byId("over-words")) byId("over-words").textContent = costs ? costWords(costs) : "";
+  if (costs) [values, most] = [shadesOf(costs), 100];
   const tokens = [...byId("tokens").querySelectorAll("span")];
   tokens.forEach((token, number) => {
     token.style.setProperty("--share", Math.min(1, Math.abs(values[number]) / most));
@@ -220,21 +227,22 @@ function drawLens() {
     `The text continues with \u201c${shown(data.names[state.query + 1])}\u201d.`;
 }
 
-function drawAtoms() {
+function drawAtoms(below) {
   const panel = Boolean(layer.atoms);
   byId("atoms-panel").hidden = byId("atom-panel").hidden = !panel;
   if (!panel) return;
   const here = layer.atoms.of(state.query).filter(one => one.value > 0).slice(0, 8);
   const total = layer.atoms.total(state.query), most = here[0]?.value ?? 1;
   byId("atoms-words").textContent = `of ${nameOf(state.query)} in layer ${state.layer}`;
-  const atom = state.atom ?? here[0]?.place ?? 0;
+  const beneath = state.beneath && state.atom !== null && Boolean(below?.atoms);
+  const atom = state.atom ?? here[0]?.place ?? 0, from = beneath ? below : layer;
   ranked(byId("atoms"), here.map(({place, value}) => ({name: `A${place}`, share: value / most,
-    words: `${digits(value)} · ${percent(value / total)}`, chosen: place === atom, grey: data.without?.atoms && !isTested(place),
-    pick: () => choose({atom: place === state.atom ? null : place})})));
-  byId("atom-name").textContent = `L${state.layer}A${atom}`;
-  const values = layer.atoms.where(atom), largest = values.reduce((a, b) => Math.max(a, b), 1e-30);
+    words: `${digits(value)} · ${percent(value / total)}`, chosen: place === atom && !beneath, grey: data.without?.atoms && !isTested(place),
+    pick: () => choose({atom: place === state.atom && !beneath ? null : place})})));
+  byId("atom-name").textContent = `L${state.layer - beneath}A${atom}`;
+  const values = from.atoms.where(atom), largest = values.reduce((a, b) => Math.max(a, b), 1e-30);
   const on = values.filter(value => value > 0).length, where = values.indexOf(largest);
-  byId("atom-words").textContent = `It is one of the ${layer.atoms.ranks} largest atoms in ${on} of `
+  byId("atom-words").textContent = `It is one of the ${from.atoms.ranks} largest atoms in ${on} of `
     + `${data.count} tokens${on ? `; its largest value is ${digits(largest)}, at ${nameOf(where)}` : ""}.`;
   if (!isText) return paintMap(byId("atom-map"), data.grid, values, largest);
   byId("atom-tokens").querySelectorAll("span").forEach((token, number) =>
@@ -244,19 +252,24 @@ function drawAtoms() {
 // The codes of the layer below that match at the token that looks and at the one that it looks at.
 function drawWhy(every, below) {
   if (!byId("why-panel")) return;
-  const head = state.seenHead ?? state.head, query = state.query, panel = Boolean(layer.match) && state.mode === "to";
-  const seen = [...every[head].keys()].filter(token => token >= Math.max(1, data.special) && token !== query);
-  const key = state.key ?? seen.reduce((best, token) => every[head][token] > every[head][best] ? token : best, seen[0]);
-  byId("why-panel").hidden = !panel || key === undefined;
+  const head = state.seenHead ?? state.head, query = state.query, values = every[head];
+  const others = [...values.keys()].filter(token => token >= Math.max(1, data.special) && token !== query);
+  const key = state.key ?? others.reduce((best, token) => values[token] > values[best] ? token : best, others[0]);
+  byId("why-panel").hidden = !layer.match || state.mode !== "to" || key === undefined;
   if (byId("why-panel").hidden) return;
-  byId("why-name").textContent = `L${state.layer}H${head}`;
-  byId("why-words").textContent = `score ${digits(layer.score(head, query, key))}`;
+  const score = layer.score(head, query, key), most = strongest(values);
+  byId("why-name").textContent = `L${state.layer}H${head} looks at ${nameOf(key)}`;
+  byId("why-words").textContent = `${percent(values[key])} of its attention, score ${digits(score)}`;
+  byId("why-most").textContent = most === key ? "" : `Most, ${percent(values[most])}, goes to ${
+    most === query ? `${nameOf(most)} itself: a token always matches itself` : nameOf(most)}. Point at a ${WORD} of the map to ask about it.`;
   for (const [side, token, other] of [["query", query, key], ["key", key, query]]) {
     const found = layer.matching(below, head, token, other).slice(0, 5);
+    const rest = {name: "all else", part: score - found.reduce((sum, one) => sum + one.part, 0)};
+    const largest = Math.max(...[...found, rest].map(one => Math.abs(one.part)), 1e-30);
     byId(`why-${side}-name`).textContent = `${nameOf(token)}, ${side === "query" ? "which looks" : "which it looks at"}`;
-    ranked(byId(`why-${side}`), found.map(({place, part}) => ({name: `L${state.layer - 1}A${place}`, below: part < 0,
-      words: `${part > 0 ? "+" : ""}${digits(part)}`, share: Math.abs(part) / Math.max(...found.map(one => Math.abs(one.part)), 1e-30),
-      pick: () => choose({layer: state.layer - 1, atom: place, query: token, pinned: true, key: null})})));
+    ranked(byId(`why-${side}`), [...found, rest].map(({place, name, part}) => ({name: name ?? `L${state.layer - 1}A${place}`,
+      below: part < 0, words: `${part > 0 ? "+" : ""}${digits(part)}`, share: Math.abs(part) / largest,
+      pick: name ? null : () => choose({atom: place, beneath: true})})));
   }
 }
 
@@ -284,7 +297,7 @@ function drawNow(below) {
   const every = drawTiles();
   drawChosen(every);
   drawLens();
-  drawAtoms();
+  drawAtoms(below);
   drawWhy(every, below);
   if (byId("over")) byId("over").value = state.over;
   byId("tiles-words").textContent = data.legends[state.mode].replace("#", seenFrom(state.query));
@@ -309,6 +322,7 @@ function drawNow(below) {
 // ---- choosing
 
 function choose(what) {
+  if ("atom" in what) state.beneath = false; // whether the atom is of the layer below
   Object.assign(state, what);
   draw();
 }

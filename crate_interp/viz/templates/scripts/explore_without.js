@@ -59,7 +59,8 @@ function chosenPart() {
   if (state.off === "patch")
     return [nameOf(state.query), off.patches[state.query - data.special]];
   const atom = state.atom ?? layer.atoms.of(state.query)[0]?.place ?? 0;
-  return [`atom L${state.layer}A${atom}`, off.atoms[state.layer]?.[atom]];
+  const at = state.layer - (state.beneath && state.atom !== null);
+  return [`atom L${at}A${atom}`, off.atoms[at]?.[atom]];
 }
 
 const isTested = atom => Boolean(off.atoms[state.layer]?.[atom]);
@@ -86,6 +87,8 @@ function longestWithout() {
   return rows.map(row => answerWithout(name, row)).reduce((a, b) => a.length < b.length ? b : a, "");
 }
 
+const tenths = share => `${(share / 100).toFixed(1)}\u00a0%`; // as exact as the points beside the heads
+
 // A bar for the model's answer, with a tick where it was, and one for the answer that takes its place.
 function drawVersus(row) {
   const [own, best] = off.own, [left, top, share] = row ?? [own, best, own];
@@ -93,7 +96,7 @@ function drawVersus(row) {
   byId("versus").replaceChildren(...rows.flatMap(([answer, after, before]) => {
     const bar = make("span", {className: `amount${answer === best ? "" : " new"}`, style: {"--share": after / 1e4}});
     if (before !== null && before !== after) bar.append(make("i", {style: {"--at": before / 1e4}}));
-    const words = before === null || before === after ? percent(after / 1e4) : `${percent(before / 1e4)} \u2192 ${percent(after / 1e4)}`;
+    const words = before === null || before === after ? percent(after / 1e4) : `${tenths(before)} \u2192 ${tenths(after)}`;
     return [make("bdi", {textContent: answerName(answer)}), bar, make("span", {textContent: words})];
   }));
 }
