@@ -248,8 +248,8 @@ def rows():
 
 def catalogued(name):
     """Returns a model of a catalogued kind, its input, and the sizes behind the letters."""
-    if name.startswith(("crate-lm", "gpt", "nanochat", "tost-lm")):
-        model = make_lm(name, d_mlp=None if "vanilla" in name else 37)
+    if name.startswith(("crate-lm", "gpt", "nanochat", "tost-lm", "crate-bert")):
+        model = make_lm(name, d_mlp=None if name in ("crate-lm vanilla", "crate-bert") else 37)
         return model, torch.randint(47, (BATCH, 11)), {"N": 11, "p": 6}
     if name in ("cbt", "tost"):
         square = name == "cbt"  # CBSA needs a square of patches
@@ -277,7 +277,7 @@ def catalogued(name):
 
 
 KINDS = ("crate", "crate-alpha", "crate-mae", "tost", "tost-lm", "cbt", "tost-ista", "aot")
-KINDS += ("crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate")
+KINDS += ("crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate", "crate-bert")
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -20,6 +20,7 @@ from crate_interp.core import checks
 from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.measures.checks import in_full_precision
+from crate_interp.models.hook_points import check_causal
 from crate_interp.models.hooked import HookedModel
 from crate_interp.questions.answers import Loss, check_logits, hits, losses, true_loss
 from crate_interp.questions.asking import Experiment, Perhaps, ask
@@ -387,6 +388,7 @@ def switched_off(model: HookedModel, sample: Shaped[Tensor, "*sample"]) -> pd.Da
     if model.training or not getattr(model, "has_logits", True):
         why = "it is training: call model.eval()" if model.training else "it has no logits"
         raise ValueError(f"switched_off needs the model's answers, but {why}.")
+    check_causal(model.cfg, "switched_off")
     net, given = model, one_sample(model, sample)
     shares = _answers(net(given))[0]
     parts = [("head", n, h) for n in range(len(net.blocks)) for h in range(net.cfg.n_heads)]

@@ -216,8 +216,8 @@ function drawLens() {
   ranked(byId("lens"), layer.lens.of(state.query).map(({place, value}) => ({share: value,
     name: `\u201c${shown(data.answers[place])}\u201d${place === next ? " \u2713" : ""}`,
     words: percent(value)})));
-  byId("lens-words").textContent = next === undefined ? "This is the last token." :
-    `The text continues with \u201c${shown(data.names[state.query + 1])}\u201d.`;
+  byId("lens-words").textContent = next === undefined ? "This is the last token." : !data.causal ?
+    `The text has \u201c${shown(data.names[state.query])}\u201d here.` : `The text continues with \u201c${shown(data.names[state.query + 1])}\u201d.`;
 }
 
 function drawAtoms() {
