@@ -176,6 +176,12 @@ def cbsa_file(w, images, n_heads):
     w = {key.removeprefix("module."): value for key, value in w.items()}
     z = stem(w, "to_patch_embedding.proj.", images)
     z = torch.cat([w["cls_token"].expand(len(z), -1, -1), z], dim=1) + w["pos_embedding"]
+    z = _ista_layers(w, z, n_heads)
+    return linear(w, "mlp_head.1", norm(w, "mlp_head.0", z[:, 0], 1e-5))
+
+
+def _ista_layers(w, z, n_heads, cut=0):
+    """cut: 1 at the keys that CRATE-BERT's published code cuts out after the softmax."""
     layer = 0
     while f"transformer.layers.{layer}.0.norm.weight" in w:
         p = f"transformer.layers.{layer}."
@@ -188,40 +194,23 @@ def cbsa_file(w, images, n_heads):
         elif a + "temp" in w:
             heads = tssa(codes, w[a + "temp"][:, 0])
         else:
-            heads = torch.softmax(codes @ codes.mT / codes.shape[-1] ** 0.5, dim=-1) @ codes
-        z = z + linear(w, a + "to_out", _flat(heads))
+            shares = torch.softmax(codes @ codes.mT / codes.shape[-1] ** 0.5, dim=-1)
+            heads = (shares * (1 - cut)) @ codes
+        out = a + "to_out.0" if a + "to_out.0.weight" in w else a + "to_out"
+        z = z + linear(w, out, _flat(heads))
         y, d = norm(w, p + "1.norm", z, 1e-5), w[p + "1.fn.weight"]
         z = F.relu(y + 0.1 * (y - y @ d.T) @ d - 0.1 * 0.1)
         layer += 1
-    return linear(w, "mlp_head.1", norm(w, "mlp_head.0", z[:, 0], 1e-5))
+    return z
 
 
-def bert(w, tokens, segments, n_heads, hidden=None):
-    """Logits of every token, and of the next sentence; hidden: keys cut out after the softmax."""
-    table = w["transformer.embed.tok_embed.weight"]
-    z = table[tokens] + w["transformer.embed.pos_embed.weight"][: tokens.shape[1]]
-    z = norm(
-        w, "transformer.embed.norm", z + w["transformer.embed.seg_embed.weight"][segments], 1e-5
-    )
-    layer = 0
-    while f"transformer.layers.{layer}.0.norm.weight" in w:
-        p = f"transformer.layers.{layer}."
-        x, heads = norm(w, p + "0.norm", z, 1e-5), torch.zeros_like(z)
-        width = z.shape[2] // n_heads
-        for k in range(n_heads):
-            part = slice(k * width, (k + 1) * width)
-            codes = x @ w[p + "0.fn.qkv.weight"][part].T
-            for i in range(tokens.shape[1]):
-                scores = (codes[:, i, None] * codes).sum(dim=-1) / width**0.5
-                shares = torch.exp(scores) / torch.exp(scores).sum(dim=1, keepdim=True)
-                shares = shares if hidden is None else shares * (1 - hidden.to(shares))
-                heads[:, i, part] = (shares[..., None] * codes).sum(dim=1)
-        y = norm(w, p + "1.norm", z + linear(w, p + "0.fn.to_out.0", heads), 1e-5)
-        d = w[p + "1.fn.weight"]
-        z = F.relu(y + 0.1 * (y - y @ d.T) @ d - 0.1 * 0.1)
-        layer += 1
-    y = linear(w, "linear", z)
-    y = y * (1 + torch.erf(y / math.sqrt(2))) / 2
-    y = norm({"y.weight": w["norm.gamma"], "y.bias": w["norm.beta"]}, "y", y, 1e-12)
-    next_sentence = linear(w, "classifier", torch.tanh(linear(w, "fc", z[:, 0])))
-    return y @ table.T + w["decoder_bias"], next_sentence
+def bert(w, tokens, segments, n_heads, cut):
+    """Logits of every token, and of the next sentence."""
+    table, e = w["transformer.embed.tok_embed.weight"], "transformer.embed."
+    z = table[tokens] + w[e + "pos_embed.weight"][: tokens.shape[1]]
+    z = norm(w, e + "norm", z + w[e + "seg_embed.weight"][segments], 1e-5)
+    z = _ista_layers(w, z, n_heads, cut)
+    y, named = linear(w, "linear", z), {"y.weight": w["norm.gamma"], "y.bias": w["norm.beta"]}
+    y = norm(named, "y", y * (1 + torch.erf(y / math.sqrt(2))) / 2, 1e-12)
+    follows = linear(w, "classifier", torch.tanh(linear(w, "fc", z[:, 0])))
+    return y @ table.T + w["decoder_bias"], follows

@@ -67,10 +67,8 @@ PATTERNLESS = ("tost", "cbt", "tost-ista", "tost-lm")
 NO_PATTERN = dict.fromkeys(PATTERNLESS, "needs an attention pattern")
 NO_ATOMS = {"aot": "has attention alone"}
 NO_CLS = {"tost": "reads one token in every layer"}
-REPLACED = dict.fromkeys(
-    ("cbt", "tost-ista", "crate conv", "crate-bert"),
-    "the sparse step (of this family )?replaces the stream",
-)
+ISTA = ("cbt", "tost-ista", "crate conv", "crate-bert")
+REPLACED = dict.fromkeys(ISTA, "the sparse step (of this family )?replaces the stream")
 TEXT = dict.fromkeys(("tost-lm", "crate-bert"), "give the cache of model.run_with_cache|no patches")
 
 

@@ -259,19 +259,10 @@ def catalogued(name):
         return make(name, **size), images, {"f": 17, "R": 64, "N": 10 if square else 12, "M": 13}
     images = torch.randn(BATCH, 3, 6, 20)
     if name == "crate-mae":
-        size = dict(
-            d_model=30,
-            n_layers=3,
-            n_heads=5,
-            decoder_n_heads=5,
-            image_size=(6, 20),
-            patch_size=(2, 5),
-        )
-        return (
-            ci.HookedCrateMAE(ci.CrateConfig(family=name, **size)).eval(),
-            images,
-            {"d": 30, "p": 6, "P": 12, "v": 30},
-        )
+        size = dict(d_model=30, n_layers=3, n_heads=5, decoder_n_heads=5)
+        size |= dict(image_size=(6, 20), patch_size=(2, 5))
+        model = ci.HookedCrateMAE(ci.CrateConfig(family=name, **size)).eval()
+        return model, images, {"d": 30, "p": 6, "P": 12, "v": 30}
     wide = {"d_mlp": 37} if name == "crate-alpha" else {}
     return make(name, d_features=17, stem="linear", **wide), images, {"f": 17}
 

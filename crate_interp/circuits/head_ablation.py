@@ -212,7 +212,7 @@ def ablate_heads(
         how: What replaces a head's output (hook_z): mean, its mean over all samples at each
             position, which a first pass measures; or zero.
         metric: loss, the cross-entropy in nats, of the label or of the next token (mean over a
-            window); or accuracy, the share of right answers.
+            window) or of the masked tokens (crate-bert); or accuracy, the share of right answers.
         screen: How many heads to ablate: those with the largest first-order effect on the loss, the
             derivative with respect to the head's output times its change. Default: all.
         run: As in `ci.sweep`. With "mean", a shard returns None while the means of other shards are

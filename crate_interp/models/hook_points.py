@@ -286,7 +286,7 @@ def check_linear(cfg: CrateConfig, what: str) -> None:
 def check_causal(cfg: CrateConfig, what: str) -> None:
     """Raises ValueError if `what` reads the token after a text, and the model predicts none."""
     if cfg.kind == "text" and not cfg.causal:
-        words = "reads a text both ways: use ci.circuits.graph(..., position=...) of a masked token"
+        words = "reads a text both ways: ask for a masked token, as ci.graph(position=...) does"
         raise ValueError(f"{what} needs the token after a text, but family {cfg.family!r} {words}.")
 
 

@@ -15,7 +15,7 @@ from transformer_lens.utilities.lm_utils import lm_cross_entropy_loss
 
 from crate_interp.config import CrateConfig
 from crate_interp.models import hooked, runtimes
-from crate_interp.models.hook_points import check_linear
+from crate_interp.models.hook_points import check_causal, check_linear
 from crate_interp.models.layers import Ids, Mask, Stream, Vectors
 from crate_interp.models.layers.block import CrateBlock
 from crate_interp.models.layers.context import Padding, Past, contexts, padding_of
@@ -357,8 +357,9 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
 
         Returns the mean `[]`, or `[batch, pos - 1]` with `per_token`. attention_mask `[batch,
         pos]`: a prediction is not counted if the token that predicts or the predicted token is
-        masked (0). This is TransformerLens' function.
+        masked (0). This is TransformerLens' function. CRATE-BERT refuses it.
         """
+        check_causal(self.cfg, "loss_fn")
         tokens = tokens.to(logits.device)
         mask = None if attention_mask is None else attention_mask.to(logits.device).bool()
         return lm_cross_entropy_loss(logits, tokens, mask, per_token)

@@ -91,6 +91,7 @@ def _data(graph: AttributionGraph, picture: pd.DataFrame) -> dict[str, Any]:
         "exact": len(meta["settings"]["freeze"]) == 2,
         "heads": bool((graph.table("edges")["head"] >= 0).any()),
         "target": target["logit"],
+        "position": target["position"],
     }
 
 
