@@ -39,11 +39,11 @@ def next_token_loss(
 
 
 def _losses(
-    logits: Float[Tensor, "batch pos d_vocab"], wanted: Int[Tensor, "batch pos"]
+    logits: Float[Tensor, "batch pos d_vocab"], labels: Int[Tensor, "batch pos"]
 ) -> Float[Tensor, "batch pos"]:
     return F.cross_entropy(
-        logits.flatten(0, 1), wanted.flatten(), reduction="none", ignore_index=IGNORED
-    ).unflatten(0, wanted.shape)
+        logits.flatten(0, 1), labels.flatten(), reduction="none", ignore_index=IGNORED
+    ).unflatten(0, labels.shape)
 
 
 def token_loss(
