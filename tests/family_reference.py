@@ -1,4 +1,4 @@
-"""Slow forwards of ToST and CBT on state dicts in their published layouts, token by token.
+"""Slow forwards of ToST, CBT and CRATE-BERT on state dicts in their published layouts, by token.
 
 Written from the papers and the notes on the code, in loops where the library has sums. Imports
 torch only.
@@ -176,6 +176,12 @@ def cbsa_file(w, images, n_heads):
     w = {key.removeprefix("module."): value for key, value in w.items()}
     z = stem(w, "to_patch_embedding.proj.", images)
     z = torch.cat([w["cls_token"].expand(len(z), -1, -1), z], dim=1) + w["pos_embedding"]
+    z = _ista_layers(w, z, n_heads)
+    return linear(w, "mlp_head.1", norm(w, "mlp_head.0", z[:, 0], 1e-5))
+
+
+def _ista_layers(w, z, n_heads, cut=0):
+    """cut: 1 at the keys that CRATE-BERT's published code cuts out after the softmax."""
     layer = 0
     while f"transformer.layers.{layer}.0.norm.weight" in w:
         p = f"transformer.layers.{layer}."
@@ -188,9 +194,23 @@ def cbsa_file(w, images, n_heads):
         elif a + "temp" in w:
             heads = tssa(codes, w[a + "temp"][:, 0])
         else:
-            heads = torch.softmax(codes @ codes.mT / codes.shape[-1] ** 0.5, dim=-1) @ codes
-        z = z + linear(w, a + "to_out", _flat(heads))
+            shares = torch.softmax(codes @ codes.mT / codes.shape[-1] ** 0.5, dim=-1)
+            heads = (shares * (1 - cut)) @ codes
+        out = a + "to_out.0" if a + "to_out.0.weight" in w else a + "to_out"
+        z = z + linear(w, out, _flat(heads))
         y, d = norm(w, p + "1.norm", z, 1e-5), w[p + "1.fn.weight"]
         z = F.relu(y + 0.1 * (y - y @ d.T) @ d - 0.1 * 0.1)
         layer += 1
-    return linear(w, "mlp_head.1", norm(w, "mlp_head.0", z[:, 0], 1e-5))
+    return z
+
+
+def bert(w, tokens, segments, n_heads, cut):
+    """Logits of every token, and of the next sentence."""
+    table, e = w["transformer.embed.tok_embed.weight"], "transformer.embed."
+    z = table[tokens] + w[e + "pos_embed.weight"][: tokens.shape[1]]
+    z = norm(w, e + "norm", z + w[e + "seg_embed.weight"][segments], 1e-5)
+    z = _ista_layers(w, z, n_heads, cut)
+    y, named = linear(w, "linear", z), {"y.weight": w["norm.gamma"], "y.bias": w["norm.beta"]}
+    y = norm(named, "y", y * (1 + torch.erf(y / math.sqrt(2))) / 2, 1e-12)
+    follows = linear(w, "classifier", torch.tanh(linear(w, "fc", z[:, 0])))
+    return y @ table.T + w["decoder_bias"], follows

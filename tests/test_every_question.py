@@ -62,27 +62,26 @@ def test_numbers_are_finite_or_missing_or_the_verb_says_why(verb, name, way):
         assert not np.isinf(table.select_dtypes("number").to_numpy(float)).any()
 
 
-NAMES = ("tost", "cbt", "tost-ista", "aot", "crate conv", "tost-lm")
+NAMES = ("tost", "cbt", "tost-ista", "aot", "crate conv", "tost-lm", "crate-bert")
 PATTERNLESS = ("tost", "cbt", "tost-ista", "tost-lm")
 NO_PATTERN = dict.fromkeys(PATTERNLESS, "needs an attention pattern")
 NO_ATOMS = {"aot": "has attention alone"}
 NO_CLS = {"tost": "reads one token in every layer"}
-REPLACED = dict.fromkeys(
-    ("cbt", "tost-ista", "crate conv"), "the sparse step (of this family )?replaces the stream"
-)
-TEXT = {"tost-lm": "give the cache of model.run_with_cache|no patches"}
+ISTA = ("cbt", "tost-ista", "crate conv", "crate-bert")
+REPLACED = dict.fromkeys(ISTA, "the sparse step (of this family )?replaces the stream")
+TEXT = dict.fromkeys(("tost-lm", "crate-bert"), "give the cache of model.run_with_cache|no patches")
 
 
 class One:
     def __init__(self, name):
         self.name, generator = name, torch.Generator().manual_seed(5)
-        if name == "tost-lm":
+        if name in TEXT:
             self.model = make_lm(name)
             self.x = torch.randint(47, (8, 11), generator=generator)
         else:
             self.model, _ = member(name)
             self.x = torch.randn(8, 3, *self.model.cfg.image_size, generator=generator)
-        self.images = torch.zeros(8, 3, 6, 20) if name == "tost-lm" else self.x
+        self.images = torch.zeros(8, 3, 6, 20) if name in TEXT else self.x
         self.model.requires_grad_(False)
         self.cache = self.model.run_with_cache(self.x)[1]
 

@@ -248,8 +248,8 @@ def rows():
 
 def catalogued(name):
     """Returns a model of a catalogued kind, its input, and the sizes behind the letters."""
-    if name.startswith(("crate-lm", "gpt", "nanochat", "tost-lm")):
-        model = make_lm(name, d_mlp=None if "vanilla" in name else 37)
+    if name.startswith(("crate-lm", "gpt", "nanochat", "tost-lm", "crate-bert")):
+        model = make_lm(name, d_mlp=None if name in ("crate-lm vanilla", "crate-bert") else 37)
         return model, torch.randint(47, (BATCH, 11)), {"N": 11, "p": 6}
     if name in ("cbt", "tost"):
         square = name == "cbt"  # CBSA needs a square of patches
@@ -259,25 +259,16 @@ def catalogued(name):
         return make(name, **size), images, {"f": 17, "R": 64, "N": 10 if square else 12, "M": 13}
     images = torch.randn(BATCH, 3, 6, 20)
     if name == "crate-mae":
-        size = dict(
-            d_model=30,
-            n_layers=3,
-            n_heads=5,
-            decoder_n_heads=5,
-            image_size=(6, 20),
-            patch_size=(2, 5),
-        )
-        return (
-            ci.HookedCrateMAE(ci.CrateConfig(family=name, **size)).eval(),
-            images,
-            {"d": 30, "p": 6, "P": 12, "v": 30},
-        )
+        size = dict(d_model=30, n_layers=3, n_heads=5, decoder_n_heads=5)
+        size |= dict(image_size=(6, 20), patch_size=(2, 5))
+        model = ci.HookedCrateMAE(ci.CrateConfig(family=name, **size)).eval()
+        return model, images, {"d": 30, "p": 6, "P": 12, "v": 30}
     wide = {"d_mlp": 37} if name == "crate-alpha" else {}
     return make(name, d_features=17, stem="linear", **wide), images, {"f": 17}
 
 
 KINDS = ("crate", "crate-alpha", "crate-mae", "tost", "tost-lm", "cbt", "tost-ista", "aot")
-KINDS += ("crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate")
+KINDS += ("crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate", "crate-bert")
 
 
 @pytest.mark.parametrize("name", KINDS)

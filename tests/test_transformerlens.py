@@ -207,7 +207,7 @@ CODE = PARTS | {"get_neuron_results"}  # the code is the next stream, and there 
 REFUSED = {
     "crate": CODE, "crate conv": CODE, "cbt": CODE, "tost-ista": CODE, "crate-lm vanilla": CODE,
     "crate-lm": PARTS, "nanochat-crate": PARTS, "crate-alpha": set(), "gpt-baseline": set(),
-    "tost-lm": set(), "aot": {"get_neuron_results", "stack_neuron_results"},
+    "tost-lm": set(), "crate-bert": CODE, "aot": {"get_neuron_results", "stack_neuron_results"},
     "tost": {"apply_ln_to_stack", "logit_attrs", "logit_lens"},
 }  # fmt: skip
 
@@ -217,7 +217,7 @@ def test_each_method_of_a_cache_adds_up_or_is_refused(name):
     own = {name for name in vars(ActivationCache) if not name.startswith("_")}
     assert own == ADDS_UP.keys() | NO_PARTS  # a new method needs a check here
     drawn = torch.Generator().manual_seed(3)
-    if "lm" in name or name in ("gpt-baseline", "nanochat-crate"):
+    if "lm" in name or name in ("gpt-baseline", "nanochat-crate", "crate-bert"):
         model, inputs = make_lm(name), torch.randint(47, (2, 7), generator=drawn)
     else:
         model = make(name) if name in ("crate", "crate-alpha") else member(name)[0]

@@ -108,7 +108,7 @@ class Audit(Question):
             part=part,
             limited=limited,
             has_cls=model.has_cls,
-            causal=model.unit == "windows",
+            causal=bool(model.cfg.causal),
             star=grid,
             tokens=checks.count("lasso_tokens", self.lasso_tokens),
             seed=checks.count("seed", self.seed, least=0),

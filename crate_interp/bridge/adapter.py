@@ -203,9 +203,7 @@ class CrateAdapter(ArchitectureAdapter):
     def __init__(self, cfg: TransformerBridgeConfig) -> None:
         super().__init__(cfg)
         self.prefix = ARCHITECTURES[str(cfg.architecture)]
-        visual = cfg.architecture in _VISION
-        self.supports_generation = self.supports_causal_loss = not visual
-        cfg.is_visual_model = visual
+        cfg.is_visual_model = cfg.architecture in _VISION
         inside = {"attn": AttentionPart("attn"), "mlp": StepPart("mlp")}
         self.component_mapping = {
             "embed": EmbedPart(f"{self.prefix}embed"),
@@ -220,6 +218,7 @@ class CrateAdapter(ArchitectureAdapter):
         for name in _SAME:
             setattr(self.cfg, name, getattr(model.cfg, name, getattr(self.cfg, name)))
         self.cfg.attention_dir = "causal" if model.cfg.causal else "bidirectional"
+        self.supports_generation = self.supports_causal_loss = bool(model.cfg.causal)
         self.cfg.d_vocab = self.cfg.d_vocab_out = model.W_U.shape[1]
         softcap = getattr(model.cfg, "softcap", None)
         if softcap is not None:

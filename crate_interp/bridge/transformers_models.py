@@ -182,18 +182,22 @@ class CrateForCausalLM(CrateHubModel):
     ) -> CausalLMOutput:
         """Returns logits `[batch, pos, d_vocab]`, and the loss if there are labels.
 
-        The loss is the cross-entropy of each label given the tokens before it; -100 is left out.
+        The loss is the cross-entropy of each label given the tokens before it (in crate-bert, of
+        the label at each masked token); -100 is left out.
         inputs_embeds: works only in a bridge. Other arguments, such as use_cache, are ignored.
         """
         given: dict[str, Any] = {} if attention_mask is None else {"attention_mask": attention_mask}
         if inputs_embeds is not None:
             logits = self.model(inputs_embeds=inputs_embeds, **given)
         else:
+            segments = kwargs.get("token_type_ids") if self.model.cfg.segments else None
+            given |= {} if segments is None else {"segments": segments}
             logits = self.model(input_ids, **given)
         if labels is None:
             return CausalLMOutput(logits=logits)
-        after = labels[:, 1:].to(logits.device)
-        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), after.flatten(), ignore_index=-100)
+        after = labels[:, int(self.model.cfg.causal) :].to(logits.device)
+        told = logits[:, : after.shape[1]].flatten(0, 1)
+        loss = F.cross_entropy(told, after.flatten(), ignore_index=-100)
         return CausalLMOutput(loss=loss, logits=logits)
 
 

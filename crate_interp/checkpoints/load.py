@@ -275,7 +275,8 @@ def load(
             their index; a name in ci.list_models(); "owner/repo" on the Hub; a state dict or module
             in a published layout.
         family: "crate", "crate-alpha", "crate-mae", "crate-lm", "gpt-baseline", "nanochat-crate",
-            "clipa", or "sae" for a sparse autoencoder. Default: the keys of the tensors decide.
+            "clipa", "tost", "tost-lm", "tost-ista", "cbt", "crate-bert", or "sae" for a sparse
+            autoencoder. Default: the keys of the tensors decide.
         file: The file to load, if a repo on the Hub has several.
         revision: A branch, tag or commit on the Hub, or "step-N" for an embedded model, or for a
             folder that has steps/step-N.safetensors. Default: the one in the table of models.

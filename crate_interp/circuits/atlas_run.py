@@ -204,7 +204,7 @@ def atlas(
     Effects are changes of the loss of a sample, in nats, if the atom is set to 0 at every token.
     For images, the loss is the cross-entropy of the label if the data's labels are classes of the
     model, otherwise of the model's own answer. For text, it is the cross-entropy of the next token,
-    averaged over a window. Effects are measured
+    averaged over a window, or of the masked tokens (crate-bert). Effects are measured
 
     - to first order, for every atom j on all samples: `sum_t (0 - z_tj) d loss / d z_tj`, with z_tj
       the atom's code at token t. One forward and one backward of a batch give the effects of all

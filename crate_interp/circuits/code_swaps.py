@@ -18,7 +18,7 @@ from crate_interp.core import checks
 from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.measures.checks import in_full_precision, qr
-from crate_interp.models.hook_points import check_atoms
+from crate_interp.models.hook_points import check_atoms, check_causal
 from crate_interp.models.hooked import HookedModel, check_gradients
 from crate_interp.models.runtimes import with_weights
 from crate_interp.questions import edited_runs
@@ -119,6 +119,7 @@ class Concentrate(Question):
         if self.point == "code":
             check_atoms(model.cfg, "point='code'")
         check_logits(model, "concentration")
+        check_causal(model.cfg, "concentration")
         check_gradients("concentration", model)
         check_one_length(samples, "concentration")
         return replace(self, k=counts)

@@ -20,6 +20,7 @@ from crate_interp.core import checks
 from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.measures.checks import in_full_precision
+from crate_interp.models.hook_points import check_causal
 from crate_interp.models.hooked import HookedModel
 from crate_interp.questions.answers import Loss, check_logits, hits, losses, true_loss
 from crate_interp.questions.asking import Experiment, Perhaps, ask
@@ -211,7 +212,7 @@ def ablate_heads(
         how: What replaces a head's output (hook_z): mean, its mean over all samples at each
             position, which a first pass measures; or zero.
         metric: loss, the cross-entropy in nats, of the label or of the next token (mean over a
-            window); or accuracy, the share of right answers.
+            window) or of the masked tokens (crate-bert); or accuracy, the share of right answers.
         screen: How many heads to ablate: those with the largest first-order effect on the loss, the
             derivative with respect to the head's output times its change. Default: all.
         run: As in `ci.sweep`. With "mean", a shard returns None while the means of other shards are
@@ -387,6 +388,7 @@ def switched_off(model: HookedModel, sample: Shaped[Tensor, "*sample"]) -> pd.Da
     if model.training or not getattr(model, "has_logits", True):
         why = "it is training: call model.eval()" if model.training else "it has no logits"
         raise ValueError(f"switched_off needs the model's answers, but {why}.")
+    check_causal(model.cfg, "switched_off")
     net, given = model, one_sample(model, sample)
     shares = _answers(net(given))[0]
     parts = [("head", n, h) for n in range(len(net.blocks)) for h in range(net.cfg.n_heads)]

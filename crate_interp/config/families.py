@@ -31,6 +31,7 @@ class Facts(TypedDict):
     causal: NotRequired[bool]
     prepend_bos: NotRequired[bool]
     softcap: NotRequired[float]
+    segments: NotRequired[int]  # how many segments of a text have an embedding
     bridged: NotRequired[bool]  # whether its models are other networks than CRATE, behind a bridge
 
 
@@ -82,6 +83,10 @@ _OWN: dict[str, dict[str, Any]] = {
     },
     # RobinWu218/ToST tost_lang/model_TSSA.py
     "tost-lm": _TEXT | _TSSA | {"output_bias": None, "code_bias": None},
+    # CRATE-BERT, a re-implementation of 2024: text that is read both ways
+    "crate-bert": _TEXT | _ISTA | {
+        "causal": False, "prepend_bos": True, "ln_final_eps": 1e-12, "segments": 2,
+    },
     # QishuaiWen/CBSA CBSA_image_classification/models.py: CBT, and ToST's attention, then ISTA
     "cbt": _CLASSES | _ISTA | {"attention": "cbsa", "stem": "conv"},
     "tost-ista": _CLASSES | _ISTA | {"attention": "tssa", "stem": "conv"},

@@ -212,6 +212,8 @@ class TextConfig(CrateConfig):
     `window_pattern`, `softcap` and `rotary_base` belong to nanochat-crate. `tokenizer`: "gpt2",
     "bert", or "file" for a tokenizer saved next to the weights; `prepend_bos`: whether the
     tokenizer's separator is put before texts. `d_embed` is the width of a text tower's output.
+    `attention_mask` (crate-bert): "meant", every token reads all real tokens; or "published", as
+    the published code runs with its own data: real tokens are cut out, and padding is read.
     """
 
     kind: ClassVar[str] = "text"
@@ -223,11 +225,23 @@ class TextConfig(CrateConfig):
     tokenizer: str | None = None
     prepend_bos: bool | None = None
     d_embed: int | None = None
+    attention_mask: str = "meant"
 
     def _check_kind(self) -> None:
         self.check_given("n_ctx", "d_vocab")
+        if self.attention_mask != "meant" and not self.segments:
+            raise ValueError("attention_mask='published' is for family 'crate-bert': leave it out.")
         if self.rotary and self.d_head % 2:
             raise ValueError(f"d_head={self.d_head}: rotary positions need an even d_head.")
+
+    segments = fact("segments", "How many segments of a text have an embedding.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as plain JSON values; `attention_mask` where it has a meaning."""
+        values = super().to_dict()
+        if not self.segments:
+            del values["attention_mask"]
+        return values
 
     @property
     def output_bias(self) -> bool:

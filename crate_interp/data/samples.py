@@ -195,7 +195,8 @@ class Samples:
     content the fingerprint leaves out, which a run notes as it reads them. lengths: how many tokens
     each sample of the whole data set has, if they differ; `read` then takes samples of one length.
     groups: a number for each of the n samples, or None. Samples with the same number, such as the
-    windows of one document, are not independent: intervals resample groups.
+    windows of one document, are not independent: intervals resample groups. answers: of text, the
+    right token at each place of each sample of the whole data set `[of, pos]`, -100 for none.
     """
 
     n: int
@@ -210,6 +211,7 @@ class Samples:
     files: Files | None = None
     lengths: tuple[int, ...] | None = None
     groups: tuple[int, ...] | None = None
+    answers: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not self.of:

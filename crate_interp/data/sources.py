@@ -212,7 +212,8 @@ def open_text(
 
     Args:
         data: Token ids `[n, pos]` (whole numbers), (tokens, labels) or {"input_ids": ..., "label":
-            ...}; a list, or a map-style torch Dataset, of token ids of one length; a list or a
+            ...}, with a label for each sample, or for each token (crate-bert), -100 where none is
+            masked; a list, or a map-style torch Dataset, of token ids of one length; a list or a
             Dataset of strings; a datasets.Dataset (its column input_ids, of one length, or its
             first text column); the path of a text file; "embedded:held-out-text",
             "embedded:repeats" (tokens, for crate-tiny-induction) or "hf:owner/name:split". Data

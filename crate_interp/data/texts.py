@@ -85,12 +85,18 @@ def parts_of_pair(data: object) -> Item:
     """
     whole = items.item_of(getattr(data, "tensors", data), "data")
     count, labels = len(whole.value), whole.label
-    if labels is not None:
+    if labels is not None and not of_each_token(whole):
         labels = [items.label_of(label, f"sample {number}") for number, label in enumerate(labels)]
     for name, part in (("labels", labels), ("masks", whole.mask)):
         if part is not None and len(part) != count:
             raise ValueError(f"data has {count} samples and {len(part)} {name}: give one for each.")
     return Item(whole.value, labels, whole.mask)
+
+
+def of_each_token(whole: Item) -> bool:
+    """Tells whether the labels of all samples are tokens, one for each token of the values."""
+    value, label = whole.value, whole.label
+    return is_array(value) and is_array(label) and value.ndim == 2 and value.shape == label.shape
 
 
 def labelled(samples: Samples, labels: list[Any] | None) -> Samples:
@@ -272,6 +278,11 @@ def _stacked(rows: list[Tensor]) -> Samples:
 def pair_of_text(data: object, how: TextReading) -> Samples:
     """Returns (tokens, labels), a dictionary or a TensorDataset as samples."""
     whole = parts_of_pair(data)
+    if of_each_token(whole):
+        samples = token_samples(whole.value)
+        answers = tokens_of(whole.label, "labels", "[n, pos]")
+        print_ = f"{samples.fingerprint}:labels:{token_samples(answers).fingerprint}"
+        return dataclasses.replace(samples, answers=answers.cpu(), fingerprint=print_)
     if is_array(whole.value):
         return labelled(token_samples(whole.value), whole.label)
     return text_sequence(whole.value, how, whole.label)

@@ -16,7 +16,7 @@ from crate_hooks import full_name
 from crate_hooks.reading import position_axis
 from crate_interp.core import checks
 from crate_interp.models.hook_aliases import REFUSALS, refuse, resolve
-from crate_interp.models.hook_points import check_atoms, check_read_out
+from crate_interp.models.hook_points import check_atoms, check_linear, check_read_out
 from crate_interp.models.layers.norm import NoNorm
 from crate_interp.models.weights import Answers, Mark, check_mark
 
@@ -25,8 +25,8 @@ _NEURONS = ("stack_neuron_results", "get_full_resid_decomposition")
 _PATTERNS = ("hook_attn_scores", "hook_pattern")  # [batch, head, query, key]
 # axes after the batch -> the points that have them, without "hook_"; as in hooks/README.md
 _AXES = {
-    "pos d_model": "embed pos_embed resid_pre resid_mid resid_post normalized attn_out mlp_in "
-    "mlp_out recon gram error",
+    "pos d_model": "embed pos_embed token_type_embed resid_pre resid_mid resid_post normalized "
+    "attn_out mlp_in mlp_out recon gram error",
     "pos d_mlp": "corr grad pre post pre_init post_init",
     "pos 1": "scale",
     "pos head d_head": "u q k v z",
@@ -364,6 +364,8 @@ class CrateCache(ActivationCache):
         last = layer in (None, -1, self.model.cfg.n_layers)
         if last:
             check_read_out(self.model.cfg, "the last norm")
+            if not kwargs.get("recompute_ln"):  # else ln_final itself runs, GELU and all
+                check_linear(self.model.cfg, "the last norm")
         if last and isinstance(self.model.ln_final, NoNorm):
             if not kwargs.get("has_batch_dim", True):
                 return residual_stack

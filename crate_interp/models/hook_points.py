@@ -274,6 +274,22 @@ def check_read_out(cfg: CrateConfig, what: str) -> None:
         )
 
 
+def check_linear(cfg: CrateConfig, what: str) -> None:
+    """Raises ValueError if `what` needs logits that are linear in the normalised stream."""
+    if getattr(cfg, "segments", 0):
+        raise ValueError(
+            f"{what} needs logits that are linear in the stream, but in family {cfg.family!r} a "
+            "map and a GELU lie between: use cache.logit_lens() or ci.circuits.path_patch."
+        )
+
+
+def check_causal(cfg: CrateConfig, what: str) -> None:
+    """Raises ValueError if `what` reads the token after a text, and the model predicts none."""
+    if cfg.kind == "text" and not cfg.causal:
+        words = "reads a text both ways: ask for a masked token, as ci.graph(position=...) does"
+        raise ValueError(f"{what} needs the token after a text, but family {cfg.family!r} {words}.")
+
+
 def check_atoms(cfg: CrateConfig, what: str) -> None:
     """Raises ValueError if `what` reads the code of a sparse step, and the layers have no step."""
     if cfg.attn_only:

@@ -1,4 +1,4 @@
-"""HookedCrateLM: tokens to next-token logits, with a hook point at every equation."""
+"""HookedCrateLM: tokens to logits of tokens, with a hook point at every equation."""
 
 import warnings
 from collections.abc import Sequence
@@ -15,13 +15,14 @@ from transformer_lens.utilities.lm_utils import lm_cross_entropy_loss
 
 from crate_interp.config import CrateConfig
 from crate_interp.models import hooked, runtimes
+from crate_interp.models.hook_points import check_causal, check_linear
 from crate_interp.models.layers import Ids, Mask, Stream, Vectors
 from crate_interp.models.layers.block import CrateBlock
 from crate_interp.models.layers.context import Padding, Past, contexts, padding_of
 from crate_interp.models.layers.embed import TokenEmbed, hooked_positions
-from crate_interp.models.layers.norm import HookedLayerNorm, NoNorm, make_norm
+from crate_interp.models.layers.norm import HookedLayerNorm, MaskedTokenNorm, NoNorm, make_norm
 from crate_interp.models.text.generation import GenerateMixin
-from crate_interp.models.text.losses import check_labels, next_token_loss
+from crate_interp.models.text.losses import check_labels, next_token_loss, token_loss
 from crate_interp.models.text.text_and_tokens import check_tokens
 from crate_interp.models.weights import Answers
 
@@ -29,7 +30,7 @@ _ROWS = 64  # nanochat pads its tables to a multiple of this number of rows
 
 
 class Unembed(nn.Module):
-    """`softcap tanh(x W_U / softcap)`, or `x W_U`.
+    """`softcap tanh(x W_U / softcap)`, or `x W_U`, in CRATE-BERT with a bias.
 
     Rows that only pad the table to a multiple of 64 give no logits.
     """
@@ -39,6 +40,7 @@ class Unembed(nn.Module):
         self.d_vocab, self.softcap = cfg.d_vocab, cfg.softcap
         # in a tuple, so that torch does not register the table in this module too
         self._tied = (embed,) if cfg.family != "nanochat-crate" else ()
+        self.bias = nn.Parameter(torch.zeros(cfg.d_vocab)) if cfg.segments else None
         if not self._tied:
             self.weight = nn.Parameter(0.001 * torch.randn(embed.num_embeddings, cfg.d_model))
 
@@ -49,12 +51,14 @@ class Unembed(nn.Module):
 
     @property
     def b_U(self) -> Float[Tensor, "d_vocab"]:
-        """Zeros: no published model has this bias."""
-        return self.W_U.new_zeros(self.d_vocab)
+        """The bias of the logits; zeros in all published models but CRATE-BERT."""
+        tied = self.bias is None
+        return self.W_U.new_zeros(self.d_vocab) if tied else runtimes.at_hand(self, "bias")
 
     def forward(self, x: Vectors) -> Float[Tensor, "*batch d_vocab"]:
         """Returns the logits of tokens, with the softcap if the model has one."""
-        return self.cap(x @ self.W_U)
+        logits = x @ self.W_U
+        return self.cap(logits if self.bias is None else logits + self.b_U)
 
     def cap(self, logits: Float[Tensor, "*batch any"]) -> Float[Tensor, "*batch any"]:
         """Returns logits after the softcap; the last axis may be a part of the vocabulary."""
@@ -62,7 +66,7 @@ class Unembed(nn.Module):
 
 
 class HookedCrateLM(GenerateMixin, hooked.HookedModel):
-    """A language model: CRATE-LM, its baseline, or nanochat's CRATE-alpha.
+    """A language model: CRATE-LM, its baseline, nanochat's CRATE-alpha, ToST or CRATE-BERT.
 
     `logits = norm(Z^L) W_U`. crate-lm (overcomplete and vanilla) and gpt-baseline (GPT-2-like):
     `Z^0 = W_E[t] + W_pos`, and W_U is W_E^T; CRATE-LM vanilla has no final norm. nanochat-crate:
@@ -71,11 +75,19 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
     `gpt.py`; modularflow/nanochat-crate-a `nanochat/crate.py`. Unlike that code, forward returns
     the logits of all positions. Random weights follow nanoGPT (normal, 0.02) with the dictionaries
     of CRATE. Hook points: hooks/README.md.
+
+    crate-bert reads a text both ways: `Z^0 = LN(W_E[t] + W_pos + W_segment)`, no token is hidden
+    from another, and the logits of the token at each place, for masked tokens, are
+    `LN(GELU(Z^L W + b)) W_E^T + b_U`. So `ln_final` is this map, GELU and LN. `next_sentence(Z^L[:,
+    0])` are the logits of its second head. The published code multiplies attention after the
+    softmax by 1 - mask, and its data have mask 1 at real tokens: real tokens are cut out, and
+    padding is read. Here every token reads all real tokens; `ci.load(...,
+    attention_mask="published")` gives the other.
     """
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
-        families = "crate-lm", "gpt-baseline", "nanochat-crate", "tost-lm"
+        families = "crate-lm", "gpt-baseline", "nanochat-crate", "tost-lm", "crate-bert"
         self.cfg = cfg = hooked.own_config(cfg, "HookedCrateLM", ("text",), families)
         rows = cfg.d_vocab if not cfg.rotary else -(-cfg.d_vocab // _ROWS) * _ROWS
         self.embed = TokenEmbed(rows, cfg)
@@ -86,9 +98,17 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
         else:
             self.pos_embed = nn.Parameter(torch.zeros(cfg.n_ctx, cfg.d_model))
             self.hook_pos_embed = HookPoint()
+        if cfg.segments:
+            self.segment_embed = nn.Parameter(torch.zeros(cfg.segments, cfg.d_model))
+            self.hook_token_type_embed = HookPoint()
+            self.ln_embed = make_norm(cfg, cfg.ln_eps)
+            layers = (nn.Linear(cfg.d_model, size) for size in (cfg.d_model, 2))
+            self.next_sentence = nn.Sequential(next(layers), nn.Tanh(), next(layers))
         self.blocks = nn.ModuleList(CrateBlock(cfg) for _ in range(cfg.n_layers))
         no_norm = cfg.family == "crate-lm" and cfg.sparse_step == "ista"
         self.ln_final: Any = NoNorm() if no_norm else make_norm(cfg, cfg.ln_final_eps)
+        if cfg.segments:
+            self.ln_final = MaskedTokenNorm(cfg.d_model, cfg.ln_final_eps)
         self.unembed: Any = Unembed(cfg, self.embed)
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
@@ -97,6 +117,8 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
                     nn.init.zeros_(module.bias)
         if not cfg.rotary:
             nn.init.normal_(self.pos_embed, std=0.02)
+        if cfg.segments:
+            nn.init.normal_(self.segment_embed, std=0.02)
         self._follow()
         self.setup()
 
@@ -114,6 +136,7 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
         *,
         past: Past | None = None,
         input_ids: Ids | None = None,
+        segments: Ids | None = None,
         check: bool = False,
     ) -> Any:
         """Returns logits `[batch, pos, d_vocab]` of tokens `[batch, pos]`, or of text.
@@ -131,7 +154,8 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
             attention_mask: `[batch, pos]`, 0 at padding: no token sees padding, and neither
                 positions nor losses count it. Without it all tokens are read.
             labels: Token ids to predict instead of the input's own tokens; the model shifts the
-                labels, and ignores -100.
+                labels, and ignores -100. CRATE-BERT does not shift them: they are the right tokens
+                at masked places, and -100 elsewhere. Its loss needs them.
             start_at_layer: With l, give the stream before layer l in place of tokens.
             stop_at_layer: With l, the call returns the stream before layer l `[batch, pos,
                 d_model]`, as the layer's hook_resid_pre sees it.
@@ -141,6 +165,8 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
             input_ids: Hugging Face's name of the tokens. The result is then a transformers
                 `CausalLMOutput` with `.loss` (if there are labels) and `.logits`, unless
                 return_type asks for another result.
+            segments: For CRATE-BERT, which segment each token is of `[batch, pos]`, 0 or 1.
+                Default: all 0.
             check: Whether to look for NaN and Inf in a stream, as in HookedCrate; tokens are always
                 checked.
 
@@ -161,6 +187,9 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
             if labels is not None:
                 count = self.cfg.d_vocab
                 labels = check_labels(labels, tokens.shape, count, "token ids", tokens.device)
+            elif not self.cfg.causal and return_type in ("loss", "both"):
+                raise ValueError("the loss is that of masked tokens: give labels, -100 elsewhere.")
+            segments = self._segments(segments, tokens)
         else:
             if not isinstance(given, Tensor) or not given.is_floating_point():
                 raise ValueError("start_at_layer takes the stream of floats [batch, pos, d_model].")
@@ -173,7 +202,7 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
             tokens, mask = given, attention_mask
         padding = padding_of(mask, tokens.shape[0], tokens.shape[1], past, tokens.device)
         embedded = start_at_layer is None  # otherwise z is the input of a layer
-        z = self._embed(tokens, past, padding) if embedded else tokens
+        z = self._embed(tokens, past, padding, segments) if embedded else tokens
         x0 = z if embedded else None
         visible = contexts(self.cfg, z.shape[1], past, z.device, padding)
         if past is not None:
@@ -225,22 +254,47 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
         as_output, loss = as_output and return_type == "logits", None
         if return_type != "logits" or (as_output and labels is not None):
             real = None if padding is None else padding.of_new(tokens.shape[1])
-            loss = next_token_loss(logits, tokens, loss_per_token, real, labels)
+            if self.cfg.causal or labels is None:
+                loss = next_token_loss(logits, tokens, loss_per_token, real, labels)
+            else:
+                loss = token_loss(logits, labels, loss_per_token, real)
         if as_output:
-            from transformers.modeling_outputs import CausalLMOutput  # slow to import
+            from transformers import modeling_outputs  # slow to import
 
             fields: Any = {"logits": logits} if loss is None else {"loss": loss, "logits": logits}
-            return CausalLMOutput(**fields)
+            name = "CausalLMOutput" if self.cfg.causal else "MaskedLMOutput"
+            return getattr(modeling_outputs, name)(**fields)
         return {"logits": logits, "loss": loss, "both": (logits, loss)}[return_type]
 
-    def _embed(self, tokens: Ids, past: Past | None, padding: Padding | None) -> Stream:
+    def _segments(self, segments: Ids | None, tokens: Ids) -> Ids | None:
+        """Returns the segments of tokens, or None for a model without them."""
+        count = self.cfg.segments
+        if segments is None:
+            return torch.zeros_like(tokens) if count else None
+        if not count:
+            raise ValueError("this model has no segments: leave segments= out.")
+        rows = segments[None] if segments.ndim == 1 else segments
+        inside = ((rows >= 0) & (rows < count)).all() if runtimes.readable(rows) else True
+        if rows.is_floating_point() or rows.shape != tokens.shape or not inside:
+            what = f"whole numbers from 0 to {count - 1} of shape {list(tokens.shape)}"
+            raise ValueError(f"segments: give {what}.")
+        return rows.to(tokens.device, torch.long)
+
+    def _embed(
+        self, tokens: Ids, past: Past | None, padding: Padding | None, segments: Ids | None
+    ) -> Stream:
         x = self.embed(tokens)
         if self.cfg.rotary:
             return self.hook_embed(F.rms_norm(x, x.shape[-1:], eps=self.cfg.ln_eps))
         first = past.length if past else 0
         new = slice(first, first + tokens.shape[1])
+        # the published code also numbers padding, which it reads
+        padding = None if self.cfg.attention_mask == "published" else padding
         table = self.pos_embed[new if padding is None else padding.positions[:, new]]
-        return self.hook_embed(x) + hooked_positions(self.hook_pos_embed, table, tokens.shape[0])
+        x = self.hook_embed(x) + hooked_positions(self.hook_pos_embed, table, tokens.shape[0])
+        if segments is None:
+            return x
+        return self.ln_embed(x + self.hook_token_type_embed(self.segment_embed[segments]))
 
     def _mixed(self, z: Tensor, x0: Tensor | None, layer: int) -> Tensor:
         """Returns the input of a layer; in nanochat-crate it mixes the stream and the embedding."""
@@ -284,8 +338,10 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
         """Returns the direction of each token in the stream before ln_final.
 
         It is the token's column of W_U times ln_final's weight. tokens: a number or name, a list of
-        these, or a tensor of numbers. Raises ValueError for a token that the vocabulary lacks.
+        these, or a tensor of numbers. Raises ValueError for a token that the vocabulary lacks, and
+        for CRATE-BERT, whose logits are not linear in the normalised stream.
         """
+        check_linear(self.cfg, "a direction of a token")
         directions = self.W_U.T[self.answer_ids(tokens)]
         scaled = isinstance(self.ln_final, HookedLayerNorm)
         return directions * runtimes.at_hand(self.ln_final) if scaled else directions
@@ -301,8 +357,9 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
 
         Returns the mean `[]`, or `[batch, pos - 1]` with `per_token`. attention_mask `[batch,
         pos]`: a prediction is not counted if the token that predicts or the predicted token is
-        masked (0). This is TransformerLens' function.
+        masked (0). This is TransformerLens' function. CRATE-BERT refuses it.
         """
+        check_causal(self.cfg, "loss_fn")
         tokens = tokens.to(logits.device)
         mask = None if attention_mask is None else attention_mask.to(logits.device).bool()
         return lm_cross_entropy_loss(logits, tokens, mask, per_token)

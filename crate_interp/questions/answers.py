@@ -1,4 +1,4 @@
-"""What the answers of a model are compared with: true classes, its own answers, or next tokens."""
+"""What answers are compared with: true classes, the model's own answers, next or masked tokens."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,12 +13,13 @@ from torch import Tensor
 from crate_interp.core import checks
 from crate_interp.data import Samples
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.text.losses import next_token_loss
+from crate_interp.models.text.losses import IGNORED, token_loss
 
 LOSSES = {  # kind -> the name of the loss on pages
     "labels": "the cross-entropy with the true class",
     "answers": "the cross-entropy with the class that the unchanged model answers",
     "tokens": "the cross-entropy of the next token, mean over the window",
+    "masked": "the cross-entropy of the masked tokens, mean over those of a window",
 }
 
 
@@ -26,8 +27,8 @@ LOSSES = {  # kind -> the name of the loss on pages
 class Loss:
     """The loss, a number for each sample, in nats. Effects are changes of this loss.
 
-    kind: a key of LOSSES. classes: for kind "labels" only, the class of each sample; the first
-    class belongs to sample number `start`.
+    kind: a key of LOSSES. classes: for kind "labels", the class of each sample, and for kind
+    "masked" the right tokens `[n, pos]`; the first belongs to sample number `start`.
     """
 
     kind: str
@@ -37,12 +38,13 @@ class Loss:
     def right_answers(
         self, logits: Tensor, inputs: Tensor, numbers: Sequence[int]
     ) -> Int[Tensor, "..."]:
-        """Returns the right answers to some samples: classes `[batch]` or tokens `[batch, pos]`.
+        """Returns the right answers to some samples: classes `[batch]` or tokens `[batch, place]`.
 
-        logits: the unchanged model's. numbers: the samples' numbers in the whole data set.
+        Places are the first positions of a text; -100 is no answer. logits: the unchanged model's.
+        numbers: the samples' numbers in the whole data set.
         """
         if self.kind == "tokens":
-            return inputs
+            return inputs[:, 1:]
         if self.classes is None:
             return logits.detach().argmax(dim=-1)
         return self.classes[torch.as_tensor(numbers) - self.start].to(logits.device)
@@ -64,8 +66,19 @@ def loss_on(model: HookedModel, samples: Samples) -> Loss:
     training are unknown. Labels that are numbers without names are matched by number. If a label
     has no match, the loss is that of the model's answers.
 
-    Raises ValueError for windows of one token: they have no next token.
+    Raises ValueError for windows of one token: they have no next token. A text that is read both
+    ways needs the right tokens of masked places, `(tokens, labels)`, and only that text takes them.
     """
+    if not getattr(model.cfg, "segments", 0):
+        if samples.answers is not None:
+            raise ValueError("a causal model is scored on its next tokens: give tokens alone.")
+    elif samples.answers is None or bool((samples.answers == IGNORED).all(dim=1).any()):
+        raise ValueError(
+            "a text that is read both ways is scored on masked tokens: give (tokens, labels), both "
+            "[n, pos], with [MASK] in tokens, its true token in labels, and -100 elsewhere."
+        )
+    else:
+        return Loss("masked", samples.answers)
     if model.cfg.kind == "text":
         pos = samples.lengths or samples.read(samples.start, samples.start + 1).shape[1:]
         if min(pos) < 2:
@@ -125,12 +138,14 @@ def losses(logits: Tensor, answers: Int[Tensor, "..."]) -> Float[Tensor, "batch"
     """Returns the loss of each sample, in nats; for a window, the mean over its tokens."""
     logits = logits.float() if logits.element_size() < 4 else logits
     if logits.ndim == 3:
-        return next_token_loss(logits, answers, per_token=True).mean(dim=1)
+        each = token_loss(logits[:, : answers.shape[1]], answers, per_token=True)
+        return each.sum(dim=1) / (answers != IGNORED).sum(dim=1)
     return F.cross_entropy(logits, answers, reduction="none")
 
 
 def hits(logits: Tensor, answers: Int[Tensor, "..."]) -> Float[Tensor, "batch"]:
     """Returns 1 for a right answer, else 0; for a window, the share of right tokens."""
     if logits.ndim == 3:
-        return (logits[:, :-1].argmax(dim=-1) == answers[:, 1:]).double().mean(dim=-1)
+        right = logits[:, : answers.shape[1]].argmax(dim=-1) == answers
+        return right.double().sum(dim=-1) / (answers != IGNORED).sum(dim=-1)
     return (logits.argmax(dim=-1) == answers).double()

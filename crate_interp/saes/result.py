@@ -12,6 +12,7 @@ from crate_interp.stats.intervals import linearised_ratio, mean_interval
 SAE, RANDOM, PCA, ZERO, MEAN = "autoencoder", "shuffled weights", "pca", "zero", "mean"
 LOSSES = {
     "next token": "the loss of the next token",
+    "masked tokens": "the loss of the masked tokens",
     "labels": "the cross-entropy of the labels",
     "kl": "the divergence from the model's own answers",
 }

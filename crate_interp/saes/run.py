@@ -21,7 +21,7 @@ from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.measures.checks import all_finite, in_full_precision
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.text.losses import next_token_loss
+from crate_interp.models.text.losses import IGNORED, token_loss
 from crate_interp.questions.answers import Loss, check_logits, loss_on, losses, true_loss
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk
@@ -140,7 +140,10 @@ def table_of(moments: Mapping[str, Moments]) -> pd.DataFrame:
 MEANS: Rules = {"moments": _merged}
 
 
-_KINDS = {"tokens": "next token", "labels": "labels", "answers": "kl"}  # keys of result.LOSSES
+# keys of result.LOSSES
+_KINDS = {
+    "tokens": "next token", "masked": "masked tokens", "labels": "labels", "answers": "kl",
+}  # fmt: skip
 _WHOLE = (SAE, RANDOM)  # coders that read the activation; PCA and constants read `vectors_of`
 _SUMS = ("tokens", "active", "error", "variance", "cosine")
 Key = tuple[str, str]  # (point, name of the coder)
@@ -401,8 +404,8 @@ def _loss(kind: str, logits: Tensor, clean: Tensor, answers: Tensor, mask: Tenso
         return (own.exp() * (own - other)).sum(dim=-1)
     if mask is None:
         return losses(logits.double(), answers)
-    values = next_token_loss(logits.double(), answers, per_token=True)
-    weight = mask[:, 1:].to(values)
+    values = token_loss(logits[:, : answers.shape[1]].double(), answers, per_token=True)
+    weight = (mask[:, -answers.shape[1] :] & (answers != IGNORED)).to(values)
     return (values * weight).sum(dim=-1) / weight.sum(dim=-1)
 
 

@@ -69,7 +69,8 @@ def surgery(
 
     In each layer, and in all layers at once, `(1 - t) own + t step` replaces the output of
     attention or the code of the sparse step (`ci.surgeries.replaced` lists the steps). The loss is
-    the cross-entropy in nats of the right class, or of the next token (mean over the window).
+    the cross-entropy in nats of the right class, or of the next token (mean over the window), or of
+    the masked tokens (crate-bert).
 
     The slope d loss / d t at t = 0 is compared with the slopes of random directions that are as
     long and as systematic as the step. crate_interp/surgeries/run.py says why, and how to read

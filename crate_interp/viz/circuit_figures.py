@@ -239,12 +239,13 @@ def _in_columns(axes: Any, graph: AttributionGraph, nodes: Any) -> Spots:
         columns[int(pos)] = x + width / 2
         x += width + 0.4
     spots: Spots = {}
+    layers, _, _ = graph.meta["settings"]["shape"]
     for (layer, pos), own in nodes.groupby(["layer", "pos"]):
-        middle = columns.get(int(pos), max(columns.values(), default=0.0))
+        here = graph.meta["target"]["position"] if layer == layers else pos
+        middle = columns.get(here, max(columns.values(), default=0.0))
         for place, name in enumerate(own["node"]):
             shift = (place - (len(own) - 1) / 2) * _STEP / 4
             spots[name] = (middle + shift, float(layer) + 0.12 * (place % 2))
-    layers, _, _ = graph.meta["settings"]["shape"]
     tokens, special = graph.meta["tokens"], graph.meta["special"]
     if tokens:
         words = [canvas.label(tokens[pos])[:10] for pos in columns]

@@ -176,7 +176,7 @@ def _data(
         "overlays": panels.overlays(view),
         "costs": panels.costs(view),
         "answers": answers,
-        "goesOn": None if tokens is None else tokens[1:],
+        "goesOn": None if tokens is None else tokens[1:] if view.causal else tokens,
     }
 
 
@@ -191,7 +191,8 @@ def _still(view: panels.View, start: dict[str, int]) -> Figure:
     heads = len(maps)
     if view.grid is None:
         words = panels.token_texts(view.model, view.inputs[view.sample].tolist())
-        seen = slice(max(0, query - _TOKENS + 1), query + 1)
+        most = query if view.causal else min(query + _TOKENS // 2, view.count - 1)
+        seen = slice(max(0, most - _TOKENS + 1), most + 1)
         figure, axes = canvas.canvas(None, 0.2 * heads + 1.2, None)
         figure.set_figwidth(canvas.PAGE)
         axes.imshow(maps[:, seen], aspect="auto", cmap="magma", vmin=0)
@@ -277,7 +278,7 @@ def _start(view: panels.View) -> dict[str, int]:
     memberships, the place is that of the largest, or the head of the last token's largest.
     """
     layers = range(len(view.model.blocks))
-    last = slice(view.count - 1 if view.has_lens else 0, None)
+    last = slice(view.count - 1 if view.has_lens and view.causal else 0, None)
     layer = int(np.argmax([_relative(view, at)[:, last].max() for at in layers]))
     head, query, *_ = _largest(_relative(view, layer)[:, last])
     query += last.start

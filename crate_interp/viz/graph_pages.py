@@ -92,6 +92,7 @@ def _data(graph: AttributionGraph, picture: pd.DataFrame) -> dict[str, Any]:
         "trusted": not graph.slope_agreement < result.FAITHFUL,  # NaN: nothing against them
         "heads": bool((graph.table("edges")["head"] >= 0).any()),
         "target": target["logit"],
+        "position": target["position"],
     }
 
 

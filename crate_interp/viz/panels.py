@@ -104,7 +104,7 @@ class View:
 
     @cached_property
     def lens(self) -> tuple[np.ndarray, np.ndarray]:
-        """The likeliest next tokens by the lens, and their probabilities: `[layer, pos, rank]`."""
+        """The likeliest tokens by the lens, and their probabilities: `[layer, pos, rank]`."""
         with torch.inference_mode():
             found = self.cache.logit_lens(
                 positions=None,
@@ -194,7 +194,7 @@ def answer(view: View) -> tuple[str, float] | None:
     """Returns the likeliest class or next token with its probability, or None if unknown."""
     if not has_answers(view.model):
         return None
-    if view.grid is None and view.has_lens:
+    if view.causal and view.has_lens:
         best, share = (each[-1, -1, 0] for each in view.lens)
     elif view.grid is not None and view.has("hook_pooled"):
         pooled = view.cache.at("hook_pooled")[view.sample].detach()

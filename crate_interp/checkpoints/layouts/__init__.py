@@ -14,6 +14,7 @@ LAYOUTS: tuple[Layout, ...] = (
     images.CRATE, images.DEMO_21K, images.ALPHA, images.ALPHA_VANILLA, images.ALPHA_JAX,
     images.MAE, language.OVERCOMPLETE, language.VANILLA, language.GPT, language.NANOCHAT,
     images.CLIPA, stems.TOST, language.TOST, stems.CRATE, stems.TOST_ISTA, stems.CBT,
+    language.BERT,
 )  # fmt: skip
 
 

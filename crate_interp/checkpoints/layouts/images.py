@@ -21,7 +21,7 @@ BLOCK = {
     "0.fn.to_out.0.weight": "attn.out_proj.weight",
     "1.norm.*": "ln2.*",
 }
-_ISTA_BLOCK = BLOCK | {"0.fn.to_out.0.bias": "attn.out_proj.bias", "1.fn.weight": "mlp.D"}
+ISTA_BLOCK = BLOCK | {"0.fn.to_out.0.bias": "attn.out_proj.bias", "1.fn.weight": "mlp.D"}
 # sizes that the files of all torch classifiers, CRATE and CRATE-alpha, reveal
 SIZES: dict[str, tuple[str | None, ...]] = {
     "transformer.layers.0.0.fn.qkv.weight": ("inner", "d_model"),
@@ -67,7 +67,7 @@ CRATE = Layout(
         "to_patch_embedding.2.*": "embed.proj.*",
         "to_patch_embedding.3.*": "embed.norm_token.*",
     },
-    stacks=(Stack(LAYER, _ISTA_BLOCK),),
+    stacks=(Stack(LAYER, ISTA_BLOCK),),
     sizes=SIZES | {"transformer.layers.0.1.fn.weight": (None, "d_mlp")},
     positions=("pos_embedding", 3),
     infer=_patches,
@@ -183,7 +183,7 @@ MAE = Layout(
         "decoder_pred.*": "decoder_pred.*",
     },
     stacks=(
-        Stack("blocks.{l}.layers.0.", _ISTA_BLOCK),
+        Stack("blocks.{l}.layers.0.", ISTA_BLOCK),
         Stack(
             "decoder_blocks.{l}.layers.0.",
             _DECODER_BLOCK,

@@ -1,4 +1,4 @@
-"""The layouts of language models: CRATE-LM and its baseline, nanochat's CRATE-alpha, and ToST.
+"""The layouts of language models: CRATE-LM and its baseline, nanochat's, ToST, CRATE-BERT.
 
 The model_args in a file of CRATE-LM or ToST give the fields that its shapes do not reveal. Code:
 crate-lm/crate-lm, modularflow/nanochat-crate-a `nanochat/crate.py`, RobinWu218/ToST `tost_lang`.
@@ -6,6 +6,7 @@ crate-lm/crate-lm, modularflow/nanochat-crate-a `nanochat/crate.py`, RobinWu218/
 
 from dataclasses import replace
 
+from crate_interp.checkpoints.layouts.images import ISTA_BLOCK, LAYER
 from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes, Stack
 from crate_interp.core.errors import CheckpointError
 
@@ -134,4 +135,30 @@ TOST = replace(  # model_TSSA.py
     stacks=(Stack(_LAYER, _TOST_BLOCK),),
     sizes=GPT.sizes | {"transformer.h.0.attn.c_attn.weight": ("inner", None)},
     followed={"TSSA": True},
+)
+
+_EMBED = "transformer.embed."
+BERT = Layout(  # model_steps_N.pt
+    family="crate-bert",
+    markers=(_EMBED + "tok_embed.weight", _EMBED + "seg_embed.weight", "decoder_bias"),
+    top={
+        _EMBED + "tok_embed.weight": "embed.weight",
+        _EMBED + "pos_embed.weight": "pos_embed",
+        _EMBED + "seg_embed.weight": "segment_embed",
+        _EMBED + "norm.*": "ln_embed.*",
+        "linear.*": "ln_final.dense.*",
+        "norm.gamma": "ln_final.weight",
+        "norm.beta": "ln_final.bias",
+        "decoder_bias": "unembed.bias",
+        "fc.*": "next_sentence.0.*",
+        "classifier.*": "next_sentence.2.*",
+    },
+    stacks=(Stack(LAYER, ISTA_BLOCK),),
+    sizes={
+        _EMBED + "tok_embed.weight": ("d_vocab", "d_model"),
+        _EMBED + "pos_embed.weight": ("n_ctx", None),
+        "transformer.layers.0.0.fn.qkv.weight": ("inner", None),
+    },
+    defaults={"tokenizer": "bert"},
+    copies={"decoder.weight": _EMBED + "tok_embed.weight"},
 )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from crate_interp.core import checks
 from crate_interp.core.files import digest_of_bytes
-from crate_interp.models.hook_points import check_atoms
+from crate_interp.models.hook_points import check_atoms, check_causal
 from crate_interp.models.hooked import HookedModel
 from crate_interp.questions.answers import check_logits
 from crate_interp.questions.batches import check_model as check_hooked_model
@@ -106,6 +106,8 @@ def ask_answer(
     """Returns the question. target: None stands for the answer with the largest logit."""
     place, count = None, logits.shape[1]
     if logits.ndim == 3:
+        if position is None:
+            check_causal(model.cfg, "a graph without position=")
         number: Any = count - 1 if position is None else position
         if not checks.is_int(number) or not -count <= number < count:
             raise ValueError(f"position={checks.quote(position)}: give tokens 0 to {count - 1}.")

@@ -12,6 +12,7 @@ import pandas as pd
 from crate_interp.circuits.attention_reasons_result import piece_name
 from crate_interp.circuits.graphs.question import Question, one_sample, read_part, sample_digest
 from crate_interp.circuits.graphs.steering import Steering, steered, steering_hooks
+from crate_interp.config.families import FAMILIES
 from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import plain
 from crate_interp.measures.checks import in_full_precision
@@ -205,7 +206,8 @@ class AttributionGraph(Result):
         rest = gone["logit"] / target["logit"]
         left = "nothing" if rest <= 0 else "all" if rest >= 1 else f"{100 * rest:.0f}\u00a0%"
         better = " and ".join(words for words, holds in claims.items() if holds)
-        where = "" if target["position"] is None else f" after token {target['position']}"
+        word = "after" if FAMILIES[self.meta["config"]["family"]].get("causal") else "at"
+        where = "" if target["position"] is None else f" {word} token {target['position']}"
         begin = f"{plain(self.meta['model'] or 'The model')}{where}: {self.question}:"
         if target["answer"] == self.top:
             begin = f"{plain(self.meta['model'] or 'The model')} answers {self.answer}{where},"

@@ -74,7 +74,8 @@ def graph(
         target: A class or token, by number or name; two for the difference of their logits. From a
             single logit the mean of all logits is subtracted. Default: the largest logit.
         position: The token of a text after which the answer comes; later tokens of a causal model
-            are left out. Default: the last.
+            are left out. In crate-bert it is the token that is asked for, such as a masked one, and
+            must be given. Default: the last.
         freeze: What is held constant for derivatives: pattern, norm or both.
         nodes: The share of the influence that the kept nodes hold, as in circuit-tracer.
         edges: The share of the influence that the kept edges hold.

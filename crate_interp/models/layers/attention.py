@@ -197,7 +197,10 @@ class PatternAttention(Attention):
             # a query that sees no key has only scores of -inf; their softmax would be NaN
             seen = scores.masked_fill(context.blind, 0.0).softmax(dim=-1)
             return self.hook_pattern(seen.masked_fill(context.blind, 0.0))
-        return self.hook_pattern(scores.softmax(dim=-1))
+        pattern = scores.softmax(dim=-1)
+        if context and context.cut is not None:
+            pattern = pattern.masked_fill(context.cut, 0.0)
+        return self.hook_pattern(pattern)
 
 
 class MSSA(SubspaceCodes, PatternAttention):

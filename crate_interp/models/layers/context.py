@@ -82,8 +82,8 @@ class Context:
 
     mask: True where a query sees a key. blind: the queries that see no key at all, because they are
     padding before the first real token; None without padding. rotation: (cos, sin) for the new
-    tokens. start: the number of tokens before the new ones. TSSA, which has no queries, reads
-    `padding` and `start`; its mask is None.
+    tokens. cut: the keys whose weights are set to 0 after the softmax. start: the number of tokens
+    before the new ones. TSSA, which has no queries, reads `padding` and `start`; its mask is None.
     """
 
     mask: Bool[Tensor, "*batch_one query key"] | None
@@ -93,6 +93,7 @@ class Context:
     layer: int = 0
     padding: Padding | None = None
     start: int = 0
+    cut: Bool[Tensor, "batch_or_one one query_one key"] | None = None
 
 
 def contexts(
@@ -106,6 +107,14 @@ def contexts(
 
     Without padding a mask is `[query, key]`, with padding `[batch, 1, query, key]`.
     """
+    if not cfg.causal:
+        if past is not None:
+            raise ValueError("this model reads a text both ways: give the whole text, no past.")
+        mask = None if padding is None else padding.real[:, None, None]
+        if cfg.attention_mask == "meant":
+            return [Context(mask)] * cfg.n_layers
+        every = torch.ones(1, 1, 1, n_new, dtype=torch.bool, device=device)
+        return [Context(None, cut=every if mask is None else mask)] * cfg.n_layers
     start = past.length if past else 0
     if cfg.facts["attention"] == "tssa":
         layers = range(cfg.n_layers)

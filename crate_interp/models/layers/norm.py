@@ -82,6 +82,21 @@ class HookedLayerNorm(nn.LayerNorm):
         return super().forward(x)
 
 
+class MaskedTokenNorm(HookedLayerNorm):
+    """`LN(GELU(dense(x)))`: what CRATE-BERT's masked-token head makes of the stream.
+
+    `hook_scale` and `hook_normalized` are those of the LayerNorm, after the map and the GELU.
+    """
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__(width, eps)
+        self.dense = nn.Linear(width, width)
+
+    def forward(self, input: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Returns what the map to the tokens reads."""
+        return super().forward(F.gelu(self.dense(input)))
+
+
 class HookedRMSNorm(nn.Module):
     """`x / scale` with scale = sqrt(mean(x^2) + eps); nothing is learned.
 

@@ -62,7 +62,7 @@ class Options:
 
 
 class GenerateMixin(TextMixin):
-    """`generate` and `generate_stream`, for causal models.
+    """`generate` and `generate_stream`, for causal models; CRATE-BERT refuses them.
 
     Arguments and defaults are those of TransformerLens' bridge. Tokens are drawn from
     softmax(logits / temperature), among the `top_k` likeliest tokens, or among the likeliest tokens
@@ -174,6 +174,8 @@ def _started(
 
     Raises ValueError for a bad argument before a token is chosen. Texts are padded on the left.
     """
+    if not model.cfg.causal:
+        raise ValueError("this model reads a text both ways: it fills masked tokens, writes none.")
     checks.count("max_new_tokens", max_new_tokens, least=0)
     text, mask = is_text(input), options.attention_mask
     if text:

@@ -31,15 +31,33 @@ def next_token_loss(
     if tokens.shape[1] < 2:
         raise ValueError("the loss needs at least two tokens: the first predicts the second.")
     wanted = (tokens if labels is None else labels)[:, 1:]
-    losses = F.cross_entropy(
-        logits[:, :-1].flatten(0, 1), wanted.flatten(), reduction="none", ignore_index=IGNORED
-    ).unflatten(0, wanted.shape)
     if real is None and labels is None:
+        losses = _losses(logits[:, :-1], wanted)
         return losses if per_token else losses.mean()
-    counted = wanted != IGNORED
-    if real is not None:
-        counted = counted & real[:, :-1] & real[:, 1:]
-    losses, n = losses.masked_fill(~counted, 0.0), counted.sum()
+    real = None if real is None else real[:, :-1] & real[:, 1:]
+    return token_loss(logits[:, :-1], wanted, per_token, real)
+
+
+def _losses(
+    logits: Float[Tensor, "batch pos d_vocab"], labels: Int[Tensor, "batch pos"]
+) -> Float[Tensor, "batch pos"]:
+    return F.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), reduction="none", ignore_index=IGNORED
+    ).unflatten(0, labels.shape)
+
+
+def token_loss(
+    logits: Float[Tensor, "batch pos d_vocab"],
+    labels: Int[Tensor, "batch pos"],
+    per_token: bool = False,
+    real: Bool[Tensor, "batch pos"] | None = None,
+) -> Float[Tensor, "..."]:
+    """Returns the cross-entropy in nats of the label at each place, as `next_token_loss` does.
+
+    A label of -100, and a place that is not real, does not count.
+    """
+    counted = labels != IGNORED if real is None else real & (labels != IGNORED)
+    losses, n = _losses(logits, labels).masked_fill(~counted, 0.0), counted.sum()
     if per_token:
         return losses
     if readable(n) and not bool(n):

@@ -8,7 +8,7 @@ const membership = data.map === "membership"; // a map is the same for every tok
 const MOST_LINES = 200, CHOICES = ["mode", "scale", "off"];
 
 // The page opens at the head that matters most, or where a share of attention is largest.
-const state = {pinned: false, key: null, seenHead: null, atom: null,
+const state = {pinned: false, key: null, seenHead: null, atom: null, beneath: false,
   mode: "to", scale: "row", over: "none", off: "none", ...data.start};
 const EVEN = 5; // full colour is at least this many even shares, so that an even map looks even
 const layers = []; // promises of layers, unpacked when a layer is first shown
@@ -223,8 +223,8 @@ function drawLens() {
   ranked(byId("lens"), layer.lens.of(state.query).map(({place, value}) => ({share: value,
     name: `\u201c${shown(data.answers[place])}\u201d${place === next ? " \u2713" : ""}`,
     words: percent(value)})));
-  byId("lens-words").textContent = next === undefined ? "This is the last token." :
-    `The text continues with \u201c${shown(data.names[state.query + 1])}\u201d.`;
+  byId("lens-words").textContent = next === undefined ? "This is the last token." : !data.causal ?
+    `The text has \u201c${shown(data.names[state.query])}\u201d here.` : `The text continues with \u201c${shown(data.names[state.query + 1])}\u201d.`;
 }
 
 function drawAtoms(below) {

@@ -41,7 +41,8 @@ function tableOf(room, shown, apart) {
   const small = room < 520, deep = Math.min(apart, 30); // between two lines of a cell
   const inset = apart / 2 - 7; // a token's words begin below its first node
   const cells = new Map();
-  const place = Math.max(...shown.map(node => node.pos));
+  const there = shown.some(node => node.kind !== "target" && node.pos === data.position);
+  const place = there ? data.position : Math.max(...shown.map(node => node.pos));
   for (const node of shown) {
     const key = `${node.layer} ${node.kind === "target" ? place : node.pos}`;
     if (!cells.has(key)) cells.set(key, []);
