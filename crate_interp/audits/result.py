@@ -241,7 +241,7 @@ class AuditResult(Result):
     """The result of an audit.
 
     `table()` has a row per layer, number and setting. claim, number: see
-    crate_interp/audits/claims.py. frame, eps, basis, tokens: the setting; "" or NaN for a number
+    crate_interp/audits/claims.toml. frame, eps, basis, tokens: the setting; "" or NaN for a number
     that has none. tokens: "all", "patches" (without CLS), or on how many evenly spaced tokens the
     number was measured, such as "4 of 50"; all columns of a row are over the same tokens. value,
     low, high: the mean over samples and its 95 % interval (bootstrap-t), which is NaN if all
@@ -304,7 +304,8 @@ class AuditResult(Result):
     def layers(self) -> pd.DataFrame:
         """Returns the numbers that no claim needs, a row per layer and setting.
 
-        The numbers are means over samples. BESIDE in crate_interp/audits/claims.py explains each.
+        The numbers are means over samples; [beside] in crate_interp/audits/claims.toml explains
+        each.
         """
         return self.table("layers")
 

@@ -54,7 +54,7 @@ def audit(
     it stopped, and what caused the zeros in its code. Of the weights, it measures whether they
     satisfy the assumptions of the derivation. Changes are measured under three scalings of the
     tokens (frames), at the main eps and at a grid of eps; at the main eps also with orthonormal U
-    and without CLS. All claims, bounds and baselines are listed in crate_interp/audits/claims.py.
+    and without CLS. All claims, bounds and baselines are listed in crate_interp/audits/claims.toml.
 
     Baselines and the grid are measured on the first 64 samples, upper limits on the first 8 (for
     texts 10). The other samples only add to the values at the main eps. If samples are windows of
