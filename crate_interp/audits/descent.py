@@ -53,7 +53,7 @@ class Arm:
         """Returns the Gram matrix of F_k C_k on this arm, in the frame "stream" or "read"."""
         if self.change is None:
             return side.grams[frame, self.tokens]
-        if self.mild and not side.single:
+        if self.mild and side.codes.dtype != torch.float32:
             return self.change.mT @ side.grams[frame, self.tokens] @ self.change
         codes = self.measured_codes(side, frame)
         return codes.mT @ codes
@@ -126,10 +126,9 @@ class Descent:
     form. coefficients: c_i in sum_i c_i F^T F C v_i v_i^T U^T over eigenvectors v_i, which gives
     the gradient. normal: the component of the gradient at right angles to the frame, by sample
     (unit) or by token (read). steep: the length of the gradient's component along the frame.
-    curvature: L of the number "step" (claims.py) at every eps.
+    curvature: L of the number "step" (claims.toml) at every eps.
     """
 
-    frame: str
     spectrum: Spectrum
     coefficients: Float[Tensor, "batch way inner"]
     normal: Float[Tensor, "batch *pos way"] | None
@@ -209,9 +208,9 @@ def descents(
     # the kernel has the mean removed already
     along = _steep(read, u.kernels[1], coefficients, less, dtype)
     return {
-        "stream": Descent("stream", stream, plain[0], None, steep[0], bends[0]),
-        "unit": Descent("unit", unit, plain[1], radial, steep[1], bends[0]),
-        "read": Descent("read", read, coefficients, normal, along, bends[1]),
+        "stream": Descent(stream, plain[0], None, steep[0], bends[0]),
+        "unit": Descent(unit, plain[1], radial, steep[1], bends[0]),
+        "read": Descent(read, coefficients, normal, along, bends[1]),
     }
 
 

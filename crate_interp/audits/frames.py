@@ -238,11 +238,6 @@ class Side:
     square: PerToken
     goal: Objective
 
-    @property
-    def single(self) -> bool:
-        """Tells whether the codes are in float32."""
-        return self.codes.dtype == torch.float32
-
     @cached_property
     def grams(self) -> dict[tuple[str, str], Float[Tensor, "batch head d_head d_head"]]:
         """Returns the Gram matrices of F_k C_k by frame ("stream", "read") and "all" or "patches".

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import pandas as pd
@@ -55,18 +56,13 @@ def audited(blocks: Sequence[Any], setting: Setting) -> list[Audited]:
     for index, block in enumerate(blocks):
         u, d, lasso = tied_subspaces(block), dictionary(block), block.mlp.lasso()
         is_lasso = isinstance(lasso, Lasso)
+        random = tuple(of_d.like(lasso.d, draws)) if is_lasso else ()
         square = is_lasso and not _unlike_the_stream(d)
-        found.append(
-            Audited(
-                index,
-                None
-                if u is None
-                else attention.layer_of(block.attn, block.ln1, partial(of_maps.like, draws=maps)),
-                lasso,
-                tuple(of_d.like(lasso.d, draws)) if is_lasso else (),
-                norm_of(block.ln2, d) if square and d is not None else None,
-            )
-        )
+        norm = norm_of(block.ln2, d) if square and d is not None else None
+        attn = None
+        if u is not None:
+            attn = attention.layer_of(block.attn, block.ln1, partial(of_maps.like, draws=maps))
+        found.append(Audited(index, attn, lasso, random, norm))
     return found
 
 
@@ -125,13 +121,11 @@ def _slices(count: int, start: int, setting: Setting, numbers: int) -> Iterator[
 
     start: the index of the first sample in the data. numbers: how many numbers a sample holds.
     """
-    step, first = max(1, _AT_ONCE // numbers), 0
-    while first < count:
-        kind, stop = setting.kind(start + first), first + 1
-        while stop < min(first + step, count) and setting.kind(start + stop) == kind:
-            stop += 1
-        yield first, stop
-        first = stop
+    step = max(1, _AT_ONCE // numbers)
+    for _, same in groupby(range(count), key=lambda place: setting.kind(start + place)):
+        places = list(same)
+        for first in places[::step]:
+            yield first, min(first + step, places[-1] + 1)
 
 
 def _sparse(

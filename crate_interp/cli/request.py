@@ -19,7 +19,7 @@ from typer import Argument, Option
 
 import crate_interp as ci
 from crate_interp.core import checks
-from crate_interp.core.run_options import Pass, Run, RunOptions, note
+from crate_interp.core.run_options import Pass, Run, RunOptions
 
 POSITIONAL = ("source", "a", "b")
 
@@ -219,15 +219,13 @@ class Request:
         """Returns the model of this name, on the device of this process."""
         import torch
 
-        from crate_interp.questions.asking import crowded
-        from crate_interp.questions.chunks import device_of_rank
-
-        if advice := crowded():
-            note(advice)
-
         source, arguments = self.checkpoint(source)
         arguments["dtype"] = None if self.dtype is None else getattr(torch, self.dtype)
-        return ci.bridge.load(source, device=self.device or device_of_rank(), **arguments)
+        device = self.device or "cpu"
+        if self.device is None and torch.cuda.is_available():  # without torchrun, LOCAL_RANK is 0
+            rank = int(os.environ.get("LOCAL_RANK", "0"))
+            device = f"cuda:{rank % torch.cuda.device_count()}"
+        return ci.bridge.load(source, device=device, **arguments)
 
     @cached_property
     def model(self) -> Any:

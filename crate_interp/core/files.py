@@ -53,8 +53,6 @@ def remove_unfinished(folder: Path, prefix: str = ".") -> None:
 
 def lives(process: int) -> bool:
     """Tells whether a process of this machine runs."""
-    if os.name == "nt":  # there, the call below would end the process
-        return True
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
@@ -97,8 +95,6 @@ def foreign(folder: Path, names: Collection[str]) -> ValueError:
 
 def flush(path: Path) -> None:
     """Waits until the bytes of a file, or the names in a folder, are on the disk."""
-    if os.name == "nt" and path.is_dir():
-        return  # Windows cannot open a folder
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(handle)

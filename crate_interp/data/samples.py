@@ -145,11 +145,6 @@ def contents(table: pd.DataFrame, start: int, stop: int, count: int) -> dict[str
     return found
 
 
-def named(names: Sequence[str]) -> str:
-    """Returns the first four file names, quoted for an error message."""
-    return ", ".join(map(quoted, names[:4]))
-
-
 def _changed_meanwhile(name: str) -> ValueError:
     return ValueError(
         f"{quoted(name)}: the content has changed since this run first read it. Start over with "

@@ -1,7 +1,6 @@
 """Asks a question: opens the folder, says what the run takes, runs its passes, makes the result."""
 
 import math
-import os
 import shlex
 import sys
 import time
@@ -11,14 +10,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
 
-import torch
-
 from crate_interp.core import checks
 from crate_interp.core.pictures import quoted
 from crate_interp.core.run_options import RunOptions, note, tqdm
 from crate_interp.core.safe_text import plain
 from crate_interp.data import Data, Samples
-from crate_interp.data.samples import check_agree, named
+from crate_interp.data.samples import check_agree
 from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
 from crate_interp.questions import experiment
@@ -100,7 +97,7 @@ def timed(
         elif first and whole - took > _LONG:
             words = f"{work.step.name}: {count - 1} more chunks, about {_short(whole - took)}."
             words += " If it stops, the same command continues it." * keeps
-            note(f"{words} {crowded()}".rstrip())
+            note(words)
         first = False
         yield task, tables
         if plan is not None:
@@ -114,19 +111,6 @@ def _short(seconds: float) -> str:
         return f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
-
-
-def crowded() -> str:
-    """Returns advice if this process and its neighbours have more threads than there are cores."""
-    threads, cores = torch.get_num_threads(), os.cpu_count() or 1
-    ours = threads * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else ours
-    if threads == 1 or max(ours, busy) <= 1.5 * cores:
-        return ""
-    return (
-        f"{ours} threads and a load of {busy:.0f} share {cores} cores: OMP_NUM_THREADS=1 "
-        "(--threads 1) may be ten times faster."
-    )
 
 
 class Missing(Exception):
@@ -316,6 +300,6 @@ class Experiment:
             return
         changed = held.changed(tables["pictures"])
         if changed:
-            names, out = f"{named(changed)} in {quoted(held.folder)}", str(self.chunks.out)
-            words = f"is not what the run in {out!r} has measured: put it back"
+            names = f"{', '.join(map(quoted, changed[:4]))} in {quoted(held.folder)}"
+            words = f"is not what the run in {str(self.chunks.out)!r} has measured: put it back"
             raise ValueError(f"{names}: the content {words}, or give resume=False (--restart).")

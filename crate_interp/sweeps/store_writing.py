@@ -24,7 +24,7 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.models.runtimes import with_weights
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk, run_layers
-from crate_interp.questions.chunks import CHUNKS, is_ours, writable
+from crate_interp.questions.chunks import CHUNKS, is_ours
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.questions.provenance import model_meta
 from crate_interp.results.result_files import META
@@ -185,7 +185,7 @@ def _written(chunk: Chunk, folder: Path, store: Store) -> Tables:
         flush(part)
 
     check_regular(path)
-    with writable(folder.parent):
+    with folders.writable(folder.parent):
         if path.exists() and not is_ours(path):
             os.replace(path, path.with_name(f"{path.name}.{digest(path)[7:19]}.damaged"))
         write(path, writer)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from crate_interp.core import checks
+from crate_interp.core.folders import writable
 from crate_interp.core.run_options import run_options
 from crate_interp.core.safe_text import plain
 from crate_interp.data import Data, Samples
@@ -22,7 +23,7 @@ from crate_interp.data.samples import Notes, Reads, contents, noting, read_runs,
 from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
 from crate_interp.questions.batches import check_model, ranges_of
-from crate_interp.questions.chunks import InFolder, writable
+from crate_interp.questions.chunks import InFolder
 from crate_interp.questions.experiment import Tables, Task, Work, with_facts
 from crate_interp.questions.provenance import code_of, data_meta
 from crate_interp.questions.run_folder import in_folder
