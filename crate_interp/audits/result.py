@@ -5,9 +5,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from crate_interp.audits import objectives, setting
 from crate_interp.audits.claims import BESIDE, CLAIMS, NUMBERS, Claim, Number
-from crate_interp.audits.objectives import KINDS
-from crate_interp.audits.setting import NO_EPS
 from crate_interp.audits.verdicts import cells, nulls
 from crate_interp.config.families import FAMILIES
 from crate_interp.core.safe_text import in_html, notebook_view
@@ -46,10 +45,9 @@ def judged(result: Result) -> pd.DataFrame:
             if words
         ]
         found.append((name, layer, verdict, "; ".join(on), "; ".join(reasons)))
-    claims = pd.DataFrame(found, columns=["claim", "layer", "verdict", "on", "reason"])
-    order = {name: place for place, name in enumerate(CLAIMS)}
-    key = lambda x: x.map(order) if x.name == "claim" else x  # noqa: E731
-    return claims.sort_values(["claim", "layer"], key=key, ignore_index=True)
+    order = list(CLAIMS)
+    found.sort(key=lambda row: (order.index(row[0]), row[1]))
+    return pd.DataFrame(found, columns=["claim", "layer", "verdict", "on", "reason"])
 
 
 def _reasons(group: pd.DataFrame) -> list[str]:
@@ -100,7 +98,7 @@ def _on(rows: Any, claim: Claim) -> str:
 def main_rows(result: Result, name: str) -> Any:
     """Returns the rows of a table at the main eps, with U as stored and all tokens, for a page."""
     table = result.table(name)
-    at = table["eps"].isna() | table["eps"].isin([NO_EPS, result.meta["settings"]["eps"]])
+    at = table["eps"].isna() | table["eps"].isin([setting.NO_EPS, result.meta["settings"]["eps"]])
     tokens = table["tokens"].isin(["", "all"]) | table["tokens"].str.contains(_SOME)
     return table[at & table["basis"].isin(["", "stored"]) & tokens]
 
@@ -339,7 +337,7 @@ class AuditResult(Result):
             which = "about attention" if claims["verdict"].nunique() > 1 else "of the papers"
             return [f"No claim {which} applies to the layers of {model}."]
         facts: Any = FAMILIES.get(self.meta["config"]["family"], {})
-        goal = KINDS.get(facts.get("attention"), KINDS["mssa"]).objective
+        goal = objectives.KINDS.get(facts.get("attention"), objectives.KINDS["mssa"]).objective
         words = verdicts.KEPT, verdicts.DEPENDS, verdicts.BROKEN
         found = {word: counts.get(word, 0) for word in words}
         tested = layers - counts.get(verdicts.NOT_APPLICABLE, 0)

@@ -1,6 +1,5 @@
 """ci.audit: did each layer do what the papers say it does?"""
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,7 +28,6 @@ from crate_interp.results.result import by, first
 from crate_interp.stats.contrasts import FEWEST
 
 LIMITED = 8  # how many samples, from the first on, have ceilings, operators and constructions
-DRAWS = 8  # how often the update is shuffled
 
 
 @with_weights
@@ -104,7 +102,6 @@ class Audit(Question):
             eps=eps,
             grid=tuple(sorted({*GRID, eps})) if grid else (eps,),
             nulls=tuple(name for name in NULLS if grid or name in IN_VERDICTS),
-            draws=DRAWS,
             part=part,
             limited=limited,
             has_cls=model.has_cls,
@@ -150,12 +147,9 @@ def _compared(samples: Samples) -> tuple[frozenset[int], frozenset[int]]:
     """
     if samples.groups is None:
         return frozenset(range(SAMPLES)), frozenset(range(LIMITED))
-    ranks: Counter[int] = Counter()
-    places = []
-    for number, group in enumerate(samples.groups, samples.start):
-        places.append((ranks[group], number))
-        ranks[group] += 1
-    order = [number for _, number in sorted(places)]
+    groups = pd.Series(samples.groups)
+    ranks = groups.groupby(groups).cumcount()  # how many samples of its group come before each
+    order = (ranks.sort_values(kind="stable").index + samples.start).tolist()
     return frozenset(order[:SAMPLES]), frozenset(order[: max(LIMITED, FEWEST)])
 
 

@@ -22,7 +22,7 @@ Cells = dict[Key, dict[str, Tensor]]  # key -> name of a number -> values `[batc
 class Setting:
     """The settings of an audit.
 
-    eps: the main eps; grid: all eps. draws: how often the update is shuffled. part: the numbers of
+    eps: the main eps; grid: all eps. part: the numbers of
     the samples that have baselines, the grid and the star. limited: the numbers of samples that
     also have upper limits, operators, constructions and random output maps. has_cls: whether token
     0 is CLS. star: whether to measure also with orthonormal U, and also on patches without CLS, but
@@ -32,7 +32,6 @@ class Setting:
     eps: float
     grid: tuple[float, ...]
     nulls: tuple[str, ...]
-    draws: int
     part: Set[int]
     limited: Set[int]
     has_cls: bool

@@ -10,8 +10,7 @@ import pandas as pd
 from crate_interp.audits.claims import CLAIM_OF, NULLS, NUMBERS, Number
 from crate_interp.audits.setting import NO_EPS
 from crate_interp.results.result import Result
-from crate_interp.stats import verdicts
-from crate_interp.stats.bootstrap import studentised
+from crate_interp.stats import bootstrap, verdicts
 from crate_interp.stats.contrasts import Difference, against_networks, mean_error, paired
 
 _NEAR = 0.01  # how near its ceiling a value must be, as a share of the way from ceiling to bound
@@ -115,7 +114,7 @@ def _cells(measured: Measured, copies: dict[str, Parts]) -> pd.DataFrame:
     """
     number, values, result = measured.number, measured.values, measured.result
     free = measured.by_group(values)
-    resampled, n = studentised(free), (~np.isnan(free)).sum(axis=0)
+    resampled, n = bootstrap.studentised(free), (~np.isnan(free)).sum(axis=0)
     mean, (low, high) = resampled.mean, resampled.interval()
     columns: Columns = {"claim": CLAIM_OF[measured.name], "number": measured.name}
     columns |= {"n": values.notna().sum(axis=1).to_numpy(), "value": mean, "low": low, "high": high}

@@ -12,8 +12,7 @@ from transformer_lens.model_bridge.generalized_components.base import Generalize
 from crate_hooks import read
 from crate_interp.bridge.bridged_layers import ROLES, at_path, eps_of
 from crate_interp.bridge.bridged_models import BridgedLM, BridgedModel, BridgedVision
-from crate_interp.config import CrateConfig
-from crate_interp.config.families import SUBSPACES
+from crate_interp.config import CrateConfig, families
 from crate_interp.core import checks
 from crate_interp.models.hooked import HookedModel
 
@@ -233,7 +232,7 @@ def from_bridge(bridge: nn.Module, *, subspaces: str = "value", **config: object
             f"cannot read {type(bridge).__name__} as a bridge to a black box: give a "
             "TransformerBridge to a network of transformers. A hooked model needs none."
         )
-    checks.one_of("subspaces", subspaces, SUBSPACES)
+    checks.one_of("subspaces", subspaces, families.SUBSPACES)
     try:
         cfg = _config_of(bridge, subspaces, config)
         model = (BridgedVision if cfg.kind == "vision" else BridgedLM)(bridge, cfg)

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from crate_interp.checkpoints import hub
+from crate_interp.checkpoints import hub, model_folders
 from crate_interp.checkpoints.load import load as load_crate
-from crate_interp.checkpoints.model_folders import files_of
 from crate_interp.checkpoints.read_weights import read_config, read_json
 from crate_interp.checkpoints.sources import Source, names_a_repo
 from crate_interp.config.families import SUBSPACES
@@ -202,7 +201,7 @@ def _downloaded(source: Source, config: Path) -> Path:
         except hub.MissingFile:
             raise CheckpointError(_no_safetensors(repo)) from None
         # transformers would follow any path, and give any other file to torch.load
-        files = files_of(index, f"{repo}/{_SHARDS}", _SAFE)
+        files = model_folders.files_of(index, f"{repo}/{_SHARDS}", _SAFE)
     for name in files:
         source.fetch(repo, name, commit)
     source.fetch_beside(repo, commit, *_BESIDE)
@@ -222,7 +221,7 @@ def _network(folder: Path, dtype: torch.dtype) -> Any:
 
     config, where = read_json(folder / _CONFIG), str(folder / _CONFIG)
     if not (folder / _WEIGHTS).exists():  # raises for files that transformers would unpickle
-        files_of(read_json(folder / _SHARDS), str(folder / _SHARDS), _SAFE)
+        model_folders.files_of(read_json(folder / _SHARDS), str(folder / _SHARDS), _SAFE)
     known = BLACK_BOXES[config["model_type"]]
     named = config.get("architectures") or known[-1:]  # another class may have other heads
     if len(named) != 1 or named[0] not in known:

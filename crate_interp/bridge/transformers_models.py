@@ -15,11 +15,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.modeling_outputs import CausalLMOutput, ImageClassifierOutput
 
 from crate_interp.config import CrateConfig
-from crate_interp.models.autoencoder import HookedCrateMAE
-from crate_interp.models.clip import HookedCrateCLIP
+from crate_interp.models import autoencoder, clip, language, vision
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.language import HookedCrateLM
-from crate_interp.models.vision import HookedCrate
 
 SEPARATORS = ("<|bos|>", "<|endoftext|>")
 
@@ -142,7 +139,7 @@ class CrateForImageClassification(CrateHubModel):
 
     config_class = CrateVisionConfig
     main_input_name = "pixel_values"
-    hooked = HookedCrate
+    hooked = vision.HookedCrate
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
@@ -170,7 +167,7 @@ class CrateForCausalLM(CrateHubModel):
 
     config_class = CrateTextConfig
     main_input_name = "input_ids"
-    hooked = HookedCrateLM
+    hooked = language.HookedCrateLM
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
@@ -227,7 +224,7 @@ class CrateMAEModel(CrateHubModel):
 
     config_class = CrateMAEConfig
     main_input_name = "images"
-    hooked = HookedCrateMAE
+    hooked = autoencoder.HookedCrateMAE
 
 
 class CrateCLIPModel(CrateHubModel):
@@ -235,7 +232,7 @@ class CrateCLIPModel(CrateHubModel):
 
     config_class = CrateCLIPConfig
     main_input_name = "images"
-    hooked = HookedCrateCLIP
+    hooked = clip.HookedCrateCLIP
 
 
 def register() -> None:

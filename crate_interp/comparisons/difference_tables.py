@@ -257,23 +257,3 @@ def not_shared(a: Side, b: Side, metas: Sequence[Mapping[str, Any]]) -> dict[str
         elif len(both) == 2 and any(own.values is None and not own.of_weights for own in every):
             found[name] = "the sweep kept only the means of heads: compare the models instead"
     return found
-
-
-def noted(metas: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Returns harmless differences in the settings of probes: "probe.setting" -> how they differ.
-
-    These are the choice of the map measured in place of U, and settings that only one side has.
-    """
-    a, b = (
-        {_CHOSEN: meta["config"].get(_CHOSEN) or "its own U"}
-        | {
-            f"{probe}.{key}": value
-            for probe in metas[0]["probes"]
-            if probe in metas[1]["probes"]
-            for key, value in meta["probes"][probe]["settings"].items()
-            if key != _CHOSEN
-        }
-        for meta in metas
-    )
-    pairs = {key: (str(a.get(key, "not set")), str(b.get(key, "not set"))) for key in a | b}
-    return {key: f"{one} in a, {two} in b" for key, (one, two) in pairs.items() if one != two}

@@ -31,7 +31,7 @@ class Comparison(Result):
 
     Stored tables: `differences`; and `networks`, with a row per network (side, number, trained),
     statistic and layer: mean, error (standard error over samples), n. meta: a and b with names and
-    digests, `layers` (the pairs), `not_compared` (with reasons), `noted` (settings that differ),
+    digests, `layers` (the pairs), `not_compared` (with reasons), `noted` (which maps stand for U),
     `heads_averaged` (statistics that are means over heads), `of_weights`.
     """
 

@@ -24,8 +24,7 @@ from crate_interp.probes import Probe
 from crate_interp.questions.batches import check_model, samples_of
 from crate_interp.questions.provenance import data_meta, probes_meta
 from crate_interp.questions.untrained_twins import twin
-from crate_interp.results import sample_ranges
-from crate_interp.results.result_files import META
+from crate_interp.results import result_files, sample_ranges
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import Probes, check_masks, fitting, sweep
 
@@ -235,7 +234,7 @@ def _swept(
     # nothing in the folder tells whether a saved sweep used the caller's own probe as it is now
     own = chosen if isinstance(chosen, (list, tuple)) else [chosen]
     own = any(isinstance(one, Probe) for one in own)
-    if place is not None and not own and (place / META).is_file():
+    if place is not None and not own and (place / result_files.META).is_file():
         found = SweepResult.load(place)
         meta = data_meta(model, samples, options.batch_size) | probes_meta(probes, model)
         wanted = SweepResult(found.stored, meta)
@@ -307,6 +306,7 @@ def _compared(results: Results, twins: Results, names: Names) -> Comparison:
         for side, name, own, random in zip("ab", called, results, digests, strict=True)
     }
     probes = dict.fromkeys(name.partition(".")[0] for name in chosen)
+    maps = [meta["config"].get("subspaces") or "its own U" for meta in metas]
     both = {
         key: " and ".join(dict.fromkeys(str(meta[key]) for meta in metas))
         for key in ("dtype", "device")
@@ -319,7 +319,7 @@ def _compared(results: Results, twins: Results, names: Names) -> Comparison:
         **{key: metas[0][key] for key in ("data", "n_samples", "unit", "versions")},
         "layers": pairs,
         "not_compared": left,
-        "noted": difference_tables.noted(metas),
+        "noted": {} if maps[0] == maps[1] else {"subspaces": f"{maps[0]} in a, {maps[1]} in b"},
         "heads_averaged": [name for name in chosen if a.networks[0][name].per_head],
         "statistics": {name: metas[0]["statistics"][name] for name in chosen},
         "probes": {name: metas[0]["probes"][name] for name in probes},

@@ -16,7 +16,6 @@ from PIL import Image
 from torch import Tensor
 
 from crate_interp.core import checks, pictures
-from crate_interp.core.pictures import Later, Undecodable
 from crate_interp.core.safe_text import plain
 from crate_interp.data.samples import ImageReading, Preprocess, Samples
 
@@ -25,7 +24,7 @@ LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 MASK_KEYS = ("mask", "masks", "segmentation", "label_mask", "annotation", "seg")
 MASK_MODES = ("1", "L", "P")
 IGNORE = 255
-_PICTURES = (Image.Image, Path, str, Later)
+_PICTURES = (Image.Image, Path, str, pictures.Later)
 _VALUES = (Tensor, np.ndarray, list, tuple, *_PICTURES)
 
 
@@ -201,7 +200,7 @@ def image_of(value: Any, number: int, preprocess: Preprocess) -> Tensor:
     """
     try:
         return preprocess(value[None] if is_array(value) else [value])
-    except Undecodable:
+    except pictures.Undecodable:
         raise
     except ValueError as error:
         raise ValueError(f"sample {number}: {error}") from error
@@ -242,7 +241,7 @@ class MaskReader:
         return classes.where(classes != IGNORE, 1) if self.binary else classes
 
     def _may_be_binary(self, number: int) -> bool:
-        with suppress(Undecodable):  # raised when it is read
+        with suppress(pictures.Undecodable):  # raised when it is read
             mask = _mask_picture(self.items(number, number + 1)[0], number)
             values = np.asarray(mask) if mask.mode in ("L", "P") else np.zeros(1)
             return not ((values != 0) & (values != IGNORE)).any()
@@ -252,7 +251,7 @@ class MaskReader:
 def _mask_picture(item: Item, number: int) -> Image.Image:
     """Returns the mask of an item as a picture; raises ValueError unless it is [height, width]."""
     if item.mask is None:
-        raise Undecodable(f"sample {number} has no mask, but other samples do.")
+        raise pictures.Undecodable(f"sample {number} has no mask, but other samples do.")
     if isinstance(item.mask, _PICTURES):
         return pictures.loaded(item.mask, "mask")[0]
     array = torch.as_tensor(item.mask)
@@ -272,7 +271,7 @@ def _size_of(value: Any, number: int) -> tuple[int, int]:
     if is_array(value):
         height, width = upright_array(value, what).shape[-2:]
         return width, height
-    if isinstance(value, Later):
+    if isinstance(value, pictures.Later):
         return value.size()
     if isinstance(value, Image.Image):
         return pictures.upright_size(value, what)

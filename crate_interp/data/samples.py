@@ -265,12 +265,17 @@ def first(samples: Samples, limit: int | None) -> Samples:
 
 
 @dataclass(frozen=True)
-class Run:
+class Batch:
     """Contiguous samples from number `start` on, with their masks if masks are read."""
 
-    start: int
     inputs: Tensor
+    start: int
     masks: Tensor | None = None
+
+    @property
+    def last(self) -> int:
+        """Returns the number of the last sample."""
+        return self.start + len(self.inputs) - 1
 
 
 @dataclass(frozen=True)
@@ -281,7 +286,7 @@ class Found:
     if a worker has read them.
     """
 
-    runs: list[Run]
+    runs: list[Batch]
     bad: dict[int, str]
     notes: Notes = field(default_factory=dict)
 
@@ -317,9 +322,9 @@ def bad_ones(samples: Samples, start: int, stop: int, masks: bool) -> dict[int, 
     return bad
 
 
-def _run(samples: Samples, start: int, stop: int, masks: bool) -> Run:
+def _run(samples: Samples, start: int, stop: int, masks: bool) -> Batch:
     inputs = samples.read(start, stop)
-    return Run(start, inputs, samples.masks(start, stop) if masks and samples.masks else None)
+    return Batch(inputs, start, samples.masks(start, stop) if masks and samples.masks else None)
 
 
 def grouped(samples: Samples, groups: object, table: object = None) -> Samples:

@@ -21,7 +21,6 @@ from crate_interp.data import items, texts
 from crate_interp.data.items import Item, is_array
 from crate_interp.data.samples import ImageReading, Samples
 from crate_interp.data.tables import columns_of, is_table, text_column
-from crate_interp.data.texts import DRAWS, is_pair, is_sequence, names_of
 
 Row = Item
 
@@ -71,9 +70,9 @@ def is_stream(data: object) -> bool:
         return not hasattr(data, "__len__")
     if isinstance(data, IterableDataset):
         return True
-    if isinstance(data, (str, bytes, Mapping, Samples)) or is_array(data) or is_pair(data):
+    if isinstance(data, (str, bytes, Mapping, Samples)) or is_array(data) or texts.is_pair(data):
         return False
-    if not is_sequence(data):
+    if not texts.is_sequence(data):
         return isinstance(data, Iterable)
     first: Any = data[0] if isinstance(data, list) and data else None
     if isinstance(first, (tuple, list, Mapping)):
@@ -101,7 +100,7 @@ def image_stream(data: Any, how: ImageReading) -> Stream:
         read = lambda: columns.items(rows)  # noqa: E731
     else:
         read, print_ = _items_of(data, _separated, how.limit)
-        names = names_of(data) or names_of(getattr(data, "dataset", None))
+        names = texts.names_of(data) or texts.names_of(getattr(data, "dataset", None))
 
     def samples_of_rows(rows: Sequence[Item], start: int) -> Samples:
         numbers, labels = range(start, start + len(rows)), [item.label for item in rows]
@@ -210,7 +209,7 @@ def _items_of(
                 rest.clear()
             yield item
 
-    for _ in range(0 if once or first is None else DRAWS):
+    for _ in range(0 if once or first is None else texts.DRAWS):
         next(read())
     many = "all samples" if limit is None else f"the first {limit}"
     return read, f"stream of {type(data).__name__}:begins sha256 {print_[:16]}:{many}"
@@ -298,4 +297,4 @@ def samples_of_loader(loader: DataLoader, tokens: bool = False) -> Any:
         )
     if loader.collate_fn in (loading.default_collate, loading.default_convert):
         return dataset
-    return CollatedItems(loader, dataset, names_of(loader.dataset), tokens)
+    return CollatedItems(loader, dataset, texts.names_of(loader.dataset), tokens)

@@ -24,12 +24,6 @@ from crate_interp.data.samples import ImageReading, Samples
 if TYPE_CHECKING:  # the import takes a second, so it waits until a data set is opened
     import datasets
 
-# An error shows this code to users who trust a table: the code copies the files that the table
-# names into the table.
-EMBED = (
-    "from datasets.table import embed_table_storage; data = data.with_format('arrow')"
-    ".map(embed_table_storage, batched=True).with_format(None)"
-)
 EMBEDDED = ("fashion", "pictures", "held-out-text", "repeats")
 _ASSETS = Path(__file__).parent.parent / "assets"
 _HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*):(\w[\w.\[\]:%+-]*)", re.ASCII)
@@ -205,7 +199,7 @@ def _bytes(cell: Mapping[str, Any] | None, what: str) -> bytes:
     if cell["bytes"] is None:
         raise ValueError(
             f"{what} is the name of a file, {quoted(cell['path'])}, which is not opened: give "
-            f'"imagefolder:DIR". If you trust the table, first put the files into it: {EMBED}'
+            '"imagefolder:DIR".'
         )
     return cell["bytes"]
 

@@ -19,16 +19,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
-from crate_interp.core import checks
-from crate_interp.core.errors import ShortTextError
+from crate_interp.core import checks, errors, run_options
 from crate_interp.core.files import digest_of_bytes
 from crate_interp.core.pictures import Undecodable, quoted
-from crate_interp.core.run_options import tqdm
 from crate_interp.core.safe_text import plain
-from crate_interp.data import items
+from crate_interp.data import items, tables
 from crate_interp.data.items import Item, is_array, known_labels
 from crate_interp.data.samples import ImageReading, Samples
-from crate_interp.data.tables import Table, text_column
 
 # How often the first and the last sample are drawn again. Each sample is also read twice, so a
 # random flip stays unnoticed in n samples with probability 2^-(n + 2 DRAWS), below 0.1 %.
@@ -163,7 +160,7 @@ def sequence_samples(data: Sized, how: ImageReading) -> Samples:
     """
     count = len(data) if how.limit is None else min(how.limit, len(data))
     digests, labels, masked = [], [], False
-    for number in tqdm(range(count), desc="reading items once", delay=3, leave=False):
+    for number in run_options.tqdm(range(count), desc="reading items once", delay=3, leave=False):
         try:
             item = read_item(data, number)
             digests.append(items.digest_of(item))
@@ -294,7 +291,7 @@ def text_sequence(data: Sized, how: TextReading, labels: list[Any] | None = None
         raise ValueError("the data is empty: there is no text in it.")
     try:
         return _window_samples(how, texts)
-    except ShortTextError:
+    except errors.ShortTextError:
         if how.encode is None:
             raise
     rows = [how.encode(text)[0].cpu() for text in texts]
@@ -322,13 +319,13 @@ def _window_samples(how: TextReading, texts: Iterable[str]) -> Samples:
     return dataclasses.replace(token_samples(tokens), groups=tuple(groups) if several else None)
 
 
-def table_of_text(table: Table, how: TextReading) -> Samples:
+def table_of_text(table: tables.Table, how: TextReading) -> Samples:
     """Returns the token ids of a table, or the windows of its first text column.
 
     Raises ValueError for ids in rows of several lengths.
     """
     if _IDS not in (table.column_names or ()):
-        return _window_samples(how, checked_texts(table[text_column(table)]))
+        return _window_samples(how, checked_texts(table[tables.text_column(table)]))
     return _stacked([tokens_of(list(row), f"row {n}") for n, row in enumerate(table[_IDS])])
 
 

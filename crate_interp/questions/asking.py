@@ -18,13 +18,9 @@ from crate_interp.data import Data, Samples
 from crate_interp.data.samples import check_agree
 from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
-from crate_interp.questions import experiment
-from crate_interp.questions.batches import check_model
+from crate_interp.questions import batches, engines, experiment, provenance, run_folder
 from crate_interp.questions.chunks import InMemory, shard_of
-from crate_interp.questions.engines import ENGINES, Engine
 from crate_interp.questions.experiment import Tables, Task, Work
-from crate_interp.questions.provenance import code_of, data_meta
-from crate_interp.questions.run_folder import alone, in_folder
 from crate_interp.results.result import Result
 
 if TYPE_CHECKING:
@@ -124,10 +120,10 @@ def ask(question: experiment.Question, model: HookedModel, data: Data, options: 
     kind of result or a run with other settings, if it cannot be written, and for functions that
     read what cannot be compared later, such as an open file, unless the options have a tag.
     """
-    engine = ENGINES[checks.one_of("engine", options.engine, tuple(ENGINES))]
-    check_model(model, getattr(question, "blocks", "blocks"))
+    engine = engines.ENGINES[checks.one_of("engine", options.engine, tuple(engines.ENGINES))]
+    batches.check_model(model, getattr(question, "blocks", "blocks"))
     question, samples = question.opened(model, data, options)
-    meta = data_meta(model, samples, options.batch_size) | question.facts(model)
+    meta = provenance.data_meta(model, samples, options.batch_size) | question.facts(model)
     meta |= {"chunk_size": options.chunk_size}
     with ExitStack() as stack:
         chunks = InMemory(meta)
@@ -135,10 +131,12 @@ def ask(question: experiment.Question, model: HookedModel, data: Data, options: 
             shard = shard_of(options.shard)
             if not options.resume and shard.total > 1:
                 raise ValueError("resume=False removes other shards' chunks: give another out=.")
-            code = code_of(model, {"question": type(question), **question.read()}, options.tag)
+            code = provenance.code_of(
+                model, {"question": type(question), **question.read()}, options.tag
+            )
             settings = meta | {"device": str(meta["device"]).partition(":")[0]}
             folder = options.out, question.result, settings, code, shard, options.resume
-            chunks = stack.enter_context(in_folder(*folder))
+            chunks = stack.enter_context(run_folder.in_folder(*folder))
             meta |= {"engine": options.engine, "command": plain(shlex.join(sys.argv), 1000)}
             meta |= {"run": chunks.run}
         measure, kind = stack.enter_context(engine()), question.result.KIND
@@ -171,7 +169,7 @@ def _result(question: experiment.Question, answer: experiment.Answer, run: "Expe
     If several processes finish at once, one of them makes the result and the others load it.
     """
     out = run.chunks.out
-    with nullcontext() if out is None else alone(out):
+    with nullcontext() if out is None else run_folder.alone(out):
         with suppress(ValueError):  # there is no saved result, or a damaged one
             saved = None if out is None else question.result.load(out)
             if saved is not None and saved.meta.get("run") == run.meta["run"]:
@@ -199,7 +197,7 @@ class Experiment:
     options: RunOptions
     meta: dict[str, Any]
     chunks: InMemory
-    engine: Engine
+    engine: engines.Engine
     kind: str
     facts: dict[str, experiment.Tables] = field(default_factory=dict)
     dealt: int = 0

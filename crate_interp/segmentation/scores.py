@@ -12,8 +12,7 @@ from torch import Tensor
 from crate_interp.measures import input_maps, mass_mask, top_mask
 from crate_interp.measures.maps import MAPS
 from crate_interp.probes.segmentation_probe import CHANCE, RESOLUTIONS, RULES, Targets
-from crate_interp.questions.batches import Chunk
-from crate_interp.questions.experiment import Tables
+from crate_interp.questions import batches, experiment
 from crate_interp.results.result import Result
 from crate_interp.stats.contrasts import by_group
 from crate_interp.stats.intervals import halves, mean_interval, over_splits
@@ -189,7 +188,7 @@ def _untrained(values: Sequence[np.ndarray]) -> np.ndarray | float:
     return np.mean([each.mean(axis=0) for each in values], axis=0) if values else np.nan
 
 
-def constants_of(chunk: Chunk, mass: float, fraction: float) -> Tables:
+def constants_of(chunk: batches.Chunk, mass: float, fraction: float) -> experiment.Tables:
     """Returns a row per image: sample, label, and the scores of masks that need no network.
 
     Columns: `{name}_{resolution}` of the whole image as foreground (name "all"), and

@@ -123,15 +123,10 @@ class LinearProbe(Question):
         """Returns what run.json and meta record of the question."""
         store = self.forward if isinstance(self.forward, Replay) else None
         settings = super().facts(model)["settings"] | {"C": 1.0}
-        facts = {
-            "statistics": {
-                f"{LINEAR}.{name}": list(record.facts)
-                for name, record in LINEAR_STATISTICS.items()
-                if name != "input" or store is None
-            },
-            "probes": {LINEAR: {"points": ["hook_resid_pre"], "settings": settings}},
-            "blocks": "blocks",
-        }
+        names = [name for name in LINEAR_STATISTICS if name != "input" or store is None]
+        statistics = {f"{LINEAR}.{name}": list(LINEAR_STATISTICS[name].facts) for name in names}
+        probes = {LINEAR: {"points": ["hook_resid_pre"], "settings": settings}}
+        facts = {"statistics": statistics, "probes": probes, "blocks": "blocks"}
         return facts | (store.meta if store else {})
 
     def read(self) -> Mapping[str, object]:

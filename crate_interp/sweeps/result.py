@@ -10,8 +10,7 @@ from crate_interp.core.safe_text import notebook_view, table_in_html
 from crate_interp.results.result import Result, by, first
 from crate_interp.stats.contrasts import by_group, paired
 from crate_interp.stats.intervals import paired_shares, share_interval, student_interval
-from crate_interp.sweeps import sweep_tables
-from crate_interp.sweeps.findings import headline
+from crate_interp.sweeps import findings, sweep_tables
 from crate_interp.sweeps.layer_curves import controls_text, even, rows_of
 from crate_interp.sweeps.moments import errors, errors_over_groups, merged_moments
 
@@ -119,7 +118,7 @@ class SweepResult(Result):
 
     def finding(self) -> str:
         """Returns what was measured, and how both rates that are called R^c change."""
-        return headline(self)
+        return findings.headline(self)
 
     def _written(self, name: str | None) -> pd.DataFrame:
         return self.layers() if name is None else super()._written(name)

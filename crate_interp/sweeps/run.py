@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from crate_hooks import full_name
-from crate_interp.core import checks, device_waits
-from crate_interp.core.pictures import Undecodable
+from crate_interp.core import checks, device_waits, pictures
 from crate_interp.core.run_options import Run, RunOptions, run_options
 from crate_interp.data import Data, Samples, forms
 from crate_interp.data.streams import Stream
@@ -23,11 +22,9 @@ from crate_interp.models.runtimes import with_weights
 from crate_interp.models.weights import weight_mark
 from crate_interp.probes import BUILT_IN, DEFAULT, OF_MEMBERS, Probe, resolve
 from crate_interp.probes.probe import MASKS
-from crate_interp.questions import batches
+from crate_interp.questions import batches, provenance, untrained_twins
 from crate_interp.questions.asking import Perhaps, ask
 from crate_interp.questions.experiment import Pass, Question, Tables
-from crate_interp.questions.provenance import model_meta, probes_meta
-from crate_interp.questions.untrained_twins import twin
 from crate_interp.stats.contrasts import MOST_GROUPS
 from crate_interp.sweeps import measuring
 from crate_interp.sweeps.measuring import Reported
@@ -112,7 +109,7 @@ class Sweep(Question):
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
         """Returns what run.json and meta record of the question."""
-        facts = probes_meta(list(self.probes), model) | {"blocks": self.blocks}
+        facts = provenance.probes_meta(list(self.probes), model) | {"blocks": self.blocks}
         facts |= {"n_layers": len(getattr(model, self.blocks)), "controls": self.controls}
         facts |= self.replay.meta if self.replay else {}
         if model.cfg.kind == "mae" and self.forward is batches.run_layers:
@@ -155,7 +152,7 @@ def _measured(chunk: batches.Chunk, probes: list[Probe], controls: int) -> Table
         if not chunk.number:  # weights are measured once, in the first chunk
             measuring.measure_weights(chunk.model, chunk.blocks, probes, tally)
         of_weights: list[dict] = chunk.once.setdefault("weights", [{} for _ in layers])
-        untrained: Any = twin(chunk.model, 0) if samples.start < controls else None
+        untrained: Any = untrained_twins.twin(chunk.model, 0) if samples.start < controls else None
         for batch in chunk.batches():
             how = (chunk, batch, probes, of_weights, _masks(chunk, batch), reported)
             count = min(controls - batch.start, len(batch.inputs))
@@ -226,7 +223,7 @@ def check_masks(probes: list[Probe], samples: object, skip_bad: bool = False) ->
         )
     try:
         samples.masks(samples.start, samples.start + 1)  # raises now, not under a progress bar
-    except Undecodable as error:
+    except pictures.Undecodable as error:
         if not skip_bad:
             raise ValueError(batches.advised(error)) from None
 
@@ -261,7 +258,7 @@ def probe(cache: CrateCache, probes: Probes = None) -> SweepResult:
             tally.add(_numbers(part, chosen, first, reported), chosen, first)
     cache.check_weights()  # a probe may have written into them
     blocks = "decoder_blocks" if isinstance(model, DecoderView) else "blocks"
-    meta = model_meta(model, n) | probes_meta(chosen, model)
+    meta = provenance.model_meta(model, n) | provenance.probes_meta(chosen, model)
     meta |= {"blocks": blocks, "controls": 0, "counts": tally.totals()}
     return SweepResult(tables_of(tally, None, len(model.blocks)), meta)
 

@@ -22,15 +22,13 @@ from crate_interp.data import Data, Samples
 from crate_interp.models.hook_points import NamesFilter
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.runtimes import with_weights
+from crate_interp.questions import chunks, provenance
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk, run_layers
-from crate_interp.questions.chunks import CHUNKS, is_ours
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
-from crate_interp.questions.provenance import model_meta
 from crate_interp.results.result_files import META
 from crate_interp.results.sample_ranges import counted
-from crate_interp.sweeps import store_reading
-from crate_interp.sweeps.sweep_tables import numbered
+from crate_interp.sweeps import store_reading, sweep_tables
 
 if TYPE_CHECKING:
     import datasets
@@ -108,7 +106,7 @@ class Store(Question):
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
         """Returns what run.json and meta record of the question."""
-        versions = model_meta(model, 0)["versions"]
+        versions = provenance.model_meta(model, 0)["versions"]
         versions |= {name: version(name) for name in ("pyarrow", "datasets")}
         return {"points": self.shapes, "stored": self.stored, "versions": versions}
 
@@ -121,8 +119,8 @@ class Store(Question):
         if run.options.progress:
             free = store_reading.size_of(shutil.disk_usage(run.chunks.out).free)
             note(f"{run.chunks.out}: {_size(run, self)}; {free} are free.")
-        measure = partial(_written, folder=run.chunks.out / CHUNKS, store=self)
-        check = partial(_intact, run.chunks.out / CHUNKS)
+        measure = partial(_written, folder=run.chunks.out / chunks.CHUNKS, store=self)
+        check = partial(_intact, run.chunks.out / chunks.CHUNKS)
         rules = store_reading.ActivationStore.STORED
         return (yield Pass(_STAGE, measure, rules, intact=check, apart=True))
 
@@ -186,7 +184,7 @@ def _written(chunk: Chunk, folder: Path, store: Store) -> Tables:
 
     check_regular(path)
     with folders.writable(folder.parent):
-        if path.exists() and not is_ours(path):
+        if path.exists() and not chunks.is_ours(path):
             os.replace(path, path.with_name(f"{path.name}.{digest(path)[7:19]}.damaged"))
         write(path, writer)
     row = {"chunk": chunk.number, "file": path.name, "sha256": digest(path)}
@@ -215,7 +213,7 @@ def _rows(chunk: Chunk, batch: Batch, store: Store) -> dict[str, Any]:
         high = (value.abs() > _HIGHEST) & value.isfinite() & (store.stored == "float16")
         wrong = value.isnan() | high
         if wrong.any():
-            bad = numbered(wrong.cpu().numpy(), batch.start)
+            bad = sweep_tables.numbered(wrong.cpu().numpy(), batch.start)
             raise ValueError(f"{name} is NaN or too large for {store.stored} in samples {bad}.")
         rows[name] = value.to(DTYPES[store.stored]).cpu().numpy()
     return rows
