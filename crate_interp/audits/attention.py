@@ -89,8 +89,7 @@ def layer_of(attn: Any, norm: HookedNorm, maps_like: Callable[[Tensor], Iterator
     stored = frames.subspaces_of(wide, norm, attn.b_V)
     # drawn again for each slice: of all layers together the maps would fill the memory
     drawn = partial(maps_like, out.to(frames.single_of(attn.W_O.dtype)))
-    shift = attn.b_O.detach().double()
-    return Layer(wide, norm, stored, change, drawn, shift, kind_of(attn), attn)
+    return Layer(wide, norm, stored, change, drawn, attn.b_O.detach().double(), kind_of(attn), attn)
 
 
 def _to_orthonormal(u: Float[Tensor, "head d_model d_head"]) -> Float[Tensor, "head d_head d_head"]:
@@ -136,7 +135,7 @@ class Base:
         """Returns a copy of the base that keeps only its first arm, at one eps."""
         place = self.arms[0].eps.index(eps)
         before = {frame: number[:, [place]] for frame, number in self.before[0].items()}
-        found = {frame: descent.at([place]) for frame, descent in self.found.items()}
+        found = {frame: descent.at(place) for frame, descent in self.found.items()}
         return replace(self, arms=(Arm((eps,)),), before=(before,), found=found)
 
 

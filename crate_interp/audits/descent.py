@@ -71,16 +71,12 @@ def rates(side: Side, u: Subspaces, arm: Arm) -> PerEps:
     alpha = alphas(goal, u, square.shape[1], arm.eps)
     unit = frames.unit_scale(square, u.d_model).square()[:, None] * alpha
     stream, count = alpha.expand_as(unit), len(arm.eps)
-    trusted = TRUSTED[side.codes.dtype]
-    both = goal.rate(
-        arm.gram(side, "stream"),
-        torch.cat([stream, unit], dim=1),
-        trusted,
-        lambda rows: arm.measured_codes(side, "stream")[rows],
-    )
-    read = goal.rate(
-        arm.gram(side, "read"), stream, trusted, lambda rows: arm.measured_codes(side, "read")[rows]
-    )
+
+    def rate(frame: str, alpha: Tensor) -> Tensor:
+        again = lambda rows: arm.measured_codes(side, frame)[rows]  # noqa: E731
+        return goal.rate(arm.gram(side, frame), alpha, TRUSTED[side.codes.dtype], again)
+
+    both, read = rate("stream", torch.cat([stream, unit], dim=1)), rate("read", stream)
     return {"stream": both[:, :count], "read": read, "unit": both[:, count:]}
 
 
@@ -113,9 +109,8 @@ class Spectrum:
 def spectrum(side: Side, frame: str) -> Spectrum:
     """Returns the spectrum of one side on all tokens, in the frame "stream" or "read"."""
     values, vectors = side.goal.axes(side.grams[frame, "all"])
-    return Spectrum(
-        values, vectors, side.goal.returned(side.codes if frame == "stream" else side.read)
-    )
+    codes = side.codes if frame == "stream" else side.read
+    return Spectrum(values, vectors, side.goal.returned(codes))
 
 
 @dataclass(frozen=True)
@@ -142,18 +137,12 @@ class Descent:
         codes = self.spectrum.codes @ ((bases * heads[..., None, :]) @ bases.mT)
         return -(codes.transpose(1, 2).flatten(2) @ u.wide.T)
 
-    def at(self, places: Sequence[int]) -> "Descent":
-        """Returns the gradients at some of the eps, given by their indices."""
-        count = self.curvature.shape[1]
-        ways = [*places, *(count + place for place in places)]
+    def at(self, place: int) -> "Descent":
+        """Returns the gradients at one of the eps, given by its index."""
+        ways = [place, self.curvature.shape[1] + place]
         normal = None if self.normal is None else self.normal[..., ways]
-        return replace(
-            self,
-            coefficients=self.coefficients[:, ways],
-            normal=normal,
-            steep=self.steep[:, ways],
-            curvature=self.curvature[:, list(places)],
-        )
+        coefficients, steep = self.coefficients[:, ways], self.steep[:, ways]
+        return Descent(self.spectrum, coefficients, normal, steep, self.curvature[:, [place]])
 
     def numbers(self, inner: Tensor, length: PerSample) -> dict[str, Tensor]:
         """Returns the numbers of an update's direction, `[batch, eps]` each.

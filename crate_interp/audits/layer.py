@@ -44,9 +44,8 @@ class Audited:
 
 def audited(blocks: Sequence[Any], setting: Setting) -> list[Audited]:
     """Returns the `Audited` of each layer; its random weights depend on the seed."""
-    of_maps, of_d = (
-        Bases(partial(_generator, setting.seed, null, 0)) for null in ("random map", "random D")
-    )
+    of_maps = Bases(partial(_generator, setting.seed, "random map", 0))
+    of_d = Bases(partial(_generator, setting.seed, "random D", 0))
     maps = MAPS if setting.limited else 0
     draws = sparse.DRAWS if "random D" in setting.nulls else 0
     found = []
@@ -243,16 +242,15 @@ def of_heads(block: Any) -> pd.DataFrame:
     deviation of the cosine of random matrices, 1 / sqrt(p d)).
     """
     u = tied_subspaces(block)
-    columns = ["head", "cosine", "null", "spread"]
     if u is None:
-        return pd.DataFrame(columns=columns)
+        return pd.DataFrame(columns=["head", "cosine", "null", "spread"])
     u, out = u.detach().double(), block.attn.W_O.detach().double()
     own = measures.output_map_cosine(out, u)
     others = [measures.output_map_cosine(out, u.roll(turn, dims=0)) for turn in range(1, len(u))]
     null = torch.stack(others).mean(dim=0) if others else own * float("nan")
     spread = (u.shape[1] * u.shape[2]) ** -0.5
-    rows = zip(range(len(u)), own.tolist(), null.tolist(), [spread] * len(u), strict=True)
-    return pd.DataFrame(list(rows), columns=columns)
+    columns = {"head": range(len(u)), "cosine": own.tolist(), "null": null.tolist()}
+    return pd.DataFrame(columns).assign(spread=spread)
 
 
 class Bases:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from crate_interp.audits import objectives, setting
-from crate_interp.audits.claims import BESIDE, CLAIMS, NUMBERS, Claim, Number
+from crate_interp.audits.claims import BESIDE, CLAIMS, LEGEND, NUMBERS, Claim, Number
 from crate_interp.audits.verdicts import cells, nulls
 from crate_interp.config.families import FAMILIES
 from crate_interp.core.safe_text import in_html, notebook_view
@@ -24,8 +24,7 @@ def judged(result: Result) -> pd.DataFrame:
     table: Any = result.table("cells")
     # some numbers count at every eps, others at the main eps
     every = table["number"].map(lambda name: NUMBERS[name].every_eps)
-    eps = result.meta["settings"]["eps"]
-    rows = table[every | table["eps"].isna() | (table["eps"] == eps)]
+    rows = table[every | table["eps"].isna() | (table["eps"] == result.meta["settings"]["eps"])]
     found: list[tuple] = []
     for (name, layer), group in rows.groupby(["claim", "layer"], sort=False):
         claim, applies = CLAIMS[str(name)], group[group["verdict"] != verdicts.NOT_APPLICABLE]
@@ -86,9 +85,8 @@ def _on(rows: Any, claim: Claim) -> str:
             place += " patches" if row["tokens"] == "patches" else ""
             where.setdefault(word, []).append(place)
         by_eps = [f"{word} (eps {', '.join(places)})" for word, places in where.items()]
-        said.setdefault(next(iter(where)) if len(where) == 1 else ", ".join(by_eps), []).append(
-            frame
-        )
+        words = next(iter(where)) if len(where) == 1 else ", ".join(by_eps)
+        said.setdefault(words, []).append(frame)
     return "; ".join(
         f"{', '.join(frames)}: {words}" if frames != [""] else words
         for words, frames in said.items()
@@ -150,15 +148,7 @@ def answers_by_layer(result: Result) -> pd.DataFrame:
 def legend(result: Result) -> str:
     """Returns the meaning of signs, columns and rows of `AuditResult.text()`, as lines of text."""
     lines = [
-        "layers: a sign for each layer. + yes, - no, ~ depends on the scaling, ? can't tell, c "
-        "can't tell (an ideal layer misses the bound too), . not applicable.",
-        "A number is kept (yes) if its 95 % interval lies within its bounds and it is better than "
-        "its random baseline, and than a random D or W_O in the layer's place. It is broken (no) "
-        "if it lies outside its bounds or is worse than its baseline. For example, the lasso may "
-        "fall, but less than with a random D. The comparison with a random D uses an interval over "
-        "draws.",
-        "wanted: the bounds of the value. value: lowest to highest mean over layers and scalings"
-        f", at eps {result.meta['settings']['eps']:g}. untrained: the value of random networks.",
+        LEGEND.format(eps=result.meta["settings"]["eps"]),
         tokens_of(result),
         "",
         "The rows, their names in `claims()` and `table()`, and their numbers:",

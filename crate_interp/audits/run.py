@@ -198,11 +198,9 @@ def _of_chunk(chunk: Chunk, setting: Setting) -> Tables:
         inputs = batch.inputs
         if "next sample" in setting.nulls and (samples.of or samples.n) > 1:
             # after the last sample comes the first
-            following = chunk.after(batch.last, samples.read).to(inputs.device)
-            inputs = torch.cat([inputs, following])
+            inputs = torch.cat([inputs, chunk.after(batch.last, samples.read).to(inputs.device)])
         more = Batch(inputs, batch.start)
-        reading = Reading(points, partial(measure, count=len(batch.inputs)))
-        chunk.measure(more, [reading])
+        chunk.measure(more, [Reading(points, partial(measure, count=len(batch.inputs)))])
     tables = {"numbers": table_of(rows)}
     if not chunk.number:  # weights are measured once for all chunks
         weights = [

@@ -58,9 +58,8 @@ def table_of(rows: Sequence[tuple[int, int, Cells]]) -> pd.DataFrame:
     cells = [(start, layer, *cell) for layer, start, own in rows for cell in own.items()]
     counts = [len(next(iter(numbers.values()))) for *_, numbers in cells]
     places = [(start, layer, *key) for start, layer, key, _ in cells]
-    table: Any = pd.DataFrame(
-        places, columns=["sample", "layer", *KEYS], dtype=None if cells else float
-    )
+    names = ["sample", "layer", *KEYS]
+    table: Any = pd.DataFrame(places, columns=names, dtype=None if cells else float)
     table = table.astype({name: float if name == "eps" else str for name in KEYS})
     table = table.loc[table.index.repeat(counts)]
     table["sample"] += np.concatenate([range(0), *map(range, counts)]).astype(int)
@@ -69,4 +68,4 @@ def table_of(rows: Sequence[tuple[int, int, Cells]]) -> pd.DataFrame:
         if any(name in numbers for *_, numbers in cells):
             parts = [own.get(name, blank[n]) for (*_, own), n in zip(cells, counts, strict=True)]
             table[name] = torch.cat(parts).numpy()
-    return table.sort_values(["sample", "layer", *KEYS], kind="stable", ignore_index=True)
+    return table.sort_values(names, kind="stable", ignore_index=True)

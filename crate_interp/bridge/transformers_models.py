@@ -46,10 +46,7 @@ class CrateHubConfig(transformers.PreTrainedConfig):
     def crate(self) -> CrateConfig:
         """Returns the CrateConfig; raises ValueError if the fields make none."""
         if not isinstance(self.config, dict):
-            raise ValueError(
-                f"{type(self).__name__} takes config=, the fields of a CrateConfig: use "
-                "AutoConfig.from_pretrained(folder), or config=model.cfg.to_dict()."
-            )
+            raise ValueError(f"{type(self).__name__} takes config=: give model.cfg.to_dict().")
         return CrateConfig.from_dict(self.config)
 
     # the names that transformers and TransformerLens read
@@ -254,16 +251,11 @@ def register() -> None:
     `build_bridge_from_module(AutoModelForCausalLM.from_pretrained(folder), "CrateForCausalLM",
     hf_config=AutoConfig.from_pretrained(folder))` of `transformer_lens.model_bridge.sources`.
     """
-    models = (
-        (CrateForImageClassification, transformers.AutoModelForImageClassification),
-        (CrateForCausalLM, transformers.AutoModelForCausalLM),
-        (CrateMAEModel, None),
-        (CrateCLIPModel, None),
-    )
-    for model, auto in models:
+    images, texts = transformers.AutoModelForImageClassification, transformers.AutoModelForCausalLM
+    images.register(CrateVisionConfig, CrateForImageClassification, exist_ok=True)
+    texts.register(CrateTextConfig, CrateForCausalLM, exist_ok=True)
+    for model in (CrateForImageClassification, CrateForCausalLM, CrateMAEModel, CrateCLIPModel):
         config: Any = model.config_class
         transformers.AutoConfig.register(config.model_type, config, exist_ok=True)
         transformers.AutoModel.register(config, model, exist_ok=True)
-        if auto is not None:
-            auto.register(config, model, exist_ok=True)
     AutoTokenizer.register(CrateTextConfig, tokenizer_class=CrateTokenizer, exist_ok=True)

@@ -55,8 +55,7 @@ KINDS: dict[str, Any] = {
 def of_function(name: str) -> dict[str, Field]:
     """Returns the options of a public function such as "circuits.concentration"."""
     room, _, verb = name.rpartition(".")
-    module = ci._MODULE_OF[room or verb].replace(".", "/")
-    place = Path(ci.__file__).parents[1] / module
+    place = Path(ci.__file__).parents[1] / ci._MODULE_OF[room or verb].replace(".", "/")
     paths = place.rglob("*.py") if place.is_dir() else [place.with_suffix(".py")]
     parts = (path.read_text(encoding="utf-8").partition(f"\ndef {verb}(") for path in paths)
     text = next(text.partition("\n\n\n")[0] for _, found, text in parts if found)

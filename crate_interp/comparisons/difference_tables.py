@@ -7,9 +7,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
-from crate_interp.stats import contrasts
+from crate_interp.stats import contrasts, intervals
 from crate_interp.stats.contrasts import Difference, Spread, by_group, centre, contrast
-from crate_interp.stats.intervals import LEVEL, holm, max_t
 from crate_interp.sweeps.moments import TOGETHER, moments_of
 from crate_interp.sweeps.result import SweepResult
 
@@ -142,12 +141,12 @@ def differences(
             tables = twins[0].reindex(columns=own), twins[1].reindex(columns=other)
             arrays = [table.to_numpy(float) for table in tables]
             untrained_p = _over_samples(arrays[0], arrays[1], pair[0][name].groups)[1]
-    p = holm(difference.p) if adjusted is None else adjusted
+    p = intervals.holm(difference.p) if adjusted is None else adjusted
     probe, statistic = name.split(".")
     columns = {
         "probe": probe, "statistic": statistic, "layer": own, "layer_b": other,
         "a": means[0], "b": means[1], "difference": difference.value, "low": difference.low,
-        "high": difference.high, "p": p, "holds": np.where(np.isnan(p), 1.0, p) <= LEVEL,
+        "high": difference.high, "p": p, "holds": np.where(np.isnan(p), 1.0, p) <= intervals.LEVEL,
         "n": n, "untrained_p": untrained_p,
     }  # fmt: skip
     return pd.DataFrame(columns | _beside(one, two, difference, independent, same_twins))
@@ -173,7 +172,7 @@ def _over_samples(
     """
     free = by_group(a - b, groups)
     difference = contrasts.paired(free)
-    return difference, max_t(free, difference.p), (~np.isnan(free)).sum(axis=0)
+    return difference, intervals.max_t(free, difference.p), (~np.isnan(free)).sum(axis=0)
 
 
 def _over_networks(one: Group, two: Group) -> tuple[list[Spread], np.ndarray, np.ndarray]:
@@ -213,7 +212,7 @@ def _beside(
         "untrained_a": means[0], "untrained_b": means[1], "untrained": untrained,
         "untrained_low": beside.low, "untrained_high": beside.high,
         "excess": excess.value, "excess_low": excess.low, "excess_high": excess.high,
-        "excess_p": holm(excess.p),
+        "excess_p": intervals.holm(excess.p),
     }  # fmt: skip
 
 

@@ -87,9 +87,8 @@ def foreign(folder: Path, names: Collection[str]) -> ValueError:
     """Returns the error for files that would be lost, and that no index or ledger of ours names."""
     some = ", ".join(plain(repr(name), 100) for name in sorted(names)[:5])
     return ValueError(
-        f"{str(folder)!r} holds {len(names)} files that crate_interp did not write, or that were "
-        f"changed since, and that would be lost: {some}. Nothing was removed. Move these files to "
-        "another place, or give another folder."
+        f"{str(folder)!r} holds {len(names)} files that crate_interp did not write, or that have "
+        f"changed since: {some}. Nothing was removed. Move them, or give another folder."
     )
 
 

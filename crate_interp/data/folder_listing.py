@@ -121,10 +121,8 @@ def folder_samples(where: str | Path, how: ImageReading) -> Samples:
     splits = sorted(set(labels or ()))
     if splits and all(name.lower() in SPLITS for name in splits):
         best = min(splits, key=lambda name: SPLITS.index(name.lower()))
-        raise ValueError(
-            f"{quoted(folder)} holds splits ({', '.join(splits)}), not folders of labels. "
-            f'Give one split: "imagefolder:{plain(folder / best, 1000)}".'
-        )
+        given = f"{quoted(folder)} holds splits ({', '.join(splits)}), not folders of labels"
+        raise ValueError(f'{given}. Give one split: "imagefolder:{plain(folder / best, 1000)}".')
     if unread:
         warnings.warn(f"files in {quoted(folder)} are left out.{advice}", stacklevel=2)
     sizes = [size_of(folder / name) for name in names]

@@ -76,10 +76,8 @@ def item_of(thing: object, where: str) -> Item:
     elif len(thing) == 2 and isinstance(thing[0], _VALUES):
         (value, second), mask = thing, None
     else:
-        raise ValueError(
-            f"{where} is a {type(thing).__name__} of {len(thing)} parts: give (image, label), "
-            '(image, mask) or a dictionary such as {"image": ..., "label": ...}.'
-        )
+        given = f"{where} is a {type(thing).__name__} of {len(thing)} parts"
+        raise ValueError(f'{given}: give (image, label) or {{"image": ..., "label": ...}}.')
     if mask is None and _is_mask(second, value):
         return Item(value, mask=second)
     return Item(value, second, mask)
@@ -172,10 +170,8 @@ def _image(value: Any, number: int) -> Any:
         return upright_array(value, f"sample {number}")
     file = not isinstance(value, str) or value.lower().endswith(pictures.SUFFIXES) or exists(value)
     if not isinstance(value, _PICTURES) or not file:
-        raise ValueError(
-            f"sample {number} is {checks.quote(value)}, but this model reads images: give PIL "
-            "images, paths of picture files, or arrays."
-        )
+        given = f"sample {number} is {checks.quote(value)}, but this model reads images"
+        raise ValueError(f"{given}: give PIL images, paths of picture files, or arrays.")
     return value
 
 
@@ -258,10 +254,8 @@ def _mask_picture(item: Item, number: int) -> Image.Image:
     array = array[0] if array.ndim == 3 and len(array) == 1 else array
     whole = not array.is_floating_point() and not array.is_complex()
     if array.ndim != 2 or not whole or array.min() < 0 or array.max() > 255:
-        raise ValueError(
-            f"the mask of sample {number} is {array.dtype} of shape {list(array.shape)}. Give the "
-            "class of each pixel, whole numbers from 0 to 255, [height, width]."
-        )
+        given = f"the mask of sample {number} is {array.dtype} of shape {list(array.shape)}"
+        raise ValueError(f"{given}: give the class of each pixel, 0 to 255, [height, width].")
     return Image.fromarray(array.to(torch.uint8).cpu().numpy())
 
 

@@ -147,9 +147,8 @@ def contents(table: pd.DataFrame, start: int, stop: int, count: int) -> dict[str
 
 def _changed_meanwhile(name: str) -> ValueError:
     return ValueError(
-        f"{quoted(name)}: the content has changed since this run first read it. Start over with "
-        "resume=False (--restart) or another folder for the result, and leave the files unchanged "
-        "until the run ends."
+        f"{quoted(name)}: the content has changed since this run first read it. Leave the files "
+        "unchanged, and start over with resume=False (--restart) or another folder."
     )
 
 
@@ -212,10 +211,8 @@ class Samples:
         count = 0 if self.names is None else len(self.names)
         for number, label in enumerate(self.labels or () if count else (), self.start):
             if checks.is_int(label) and not 0 <= label < count:
-                raise ValueError(
-                    f"the label of sample {number} is {label}, but the data names {count} classes: "
-                    f"give numbers from 0 to {count - 1}, or None for a sample without a label."
-                )
+                words = f"the label of sample {number} is {label}, but the data names {count}"
+                raise ValueError(f"{words} classes: give 0 to {count - 1}, or None.")
 
     def __len__(self) -> int:
         return self.n

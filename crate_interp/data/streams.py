@@ -55,10 +55,8 @@ class Stream:
         Raises ValueError if there is no limit.
         """
         if self.limit is None:
-            raise ValueError(
-                "the dataset is a stream, whose samples are needed more than once: give limit=n, "
-                "which keeps the first n samples in memory, or data with a length."
-            )
+            words = "the dataset is a stream, whose samples are needed more than once"
+            raise ValueError(f"{words}: give limit=n, or data with a length.")
         return self.held(list(self.rows()), 0)
 
 
@@ -201,10 +199,8 @@ def _items_of(
             every = chain([] if first is None else [first], rest[0])
         for number, item in enumerate(every):
             if number == 0 and items.digest_of(item).hex() != print_:
-                raise ValueError(
-                    "the stream begins with another sample when it is read again: give data with a "
-                    "fixed order and without random transforms."
-                )
+                words = "the stream begins with another sample when it is read again"
+                raise ValueError(f"{words}: give a fixed order, without random transforms.")
             if number == 1:
                 rest.clear()
             yield item

@@ -45,10 +45,9 @@ def tensor_samples(images: Tensor | np.ndarray, how: ImageReading) -> Samples:
     images = torch.as_tensor(images).detach()
     floats = images.is_floating_point()
     if images.ndim != 4 or not (floats or images.dtype == torch.uint8):
-        raise ValueError(
-            f"data is {images.dtype} of shape {list(images.shape)}, but this model reads images: "
-            "give [n, channels, height, width], preprocessed floats or uint8 (0 to 255)."
-        )
+        shape = f"{images.dtype} of shape {list(images.shape)}"
+        words = f"data is {shape}, but this model reads images"
+        raise ValueError(f"{words}: give [n, channels, height, width], floats or uint8.")
     images = items.upright_array(images, "data")
     for number, image in enumerate(images[: how.limit] if floats else ()):
         items.image_of(image, number, how.pictures)
@@ -185,10 +184,8 @@ def _same_items(data: Any, digests: Sequence[bytes], start: int, stop: int) -> l
     again = [read_item(data, number) for number in range(start, stop)]
     for number, item in enumerate(again, start):
         if items.digest_of(item) != digests[number]:
-            raise ValueError(
-                f"data[{number}] is not the same when it is read twice: take random steps, such as "
-                "RandomCrop, out of the dataset's transform."
-            )
+            words = f"data[{number}] is not the same when it is read twice"
+            raise ValueError(f"{words}: take random steps out of the dataset's transform.")
     return again
 
 
@@ -249,20 +246,16 @@ def tokens_of(value: object, where: str, axes: str = "[pos]") -> Tensor:
         odd = tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool
         if tokens.ndim == len(axes.split()) and not odd:
             return tokens.long()
-    raise ValueError(
-        f"{where} is {checks.quote(value)}, but this model reads text: give texts, or token ids, "
-        f"whole numbers {axes}."
-    )
+    given = f"{where} is {checks.quote(value)}, but this model reads text"
+    raise ValueError(f"{given}: give texts, or token ids, whole numbers {axes}.")
 
 
 def _stacked(rows: list[Tensor]) -> Samples:
     """Returns rows of token ids as samples; raises ValueError for several lengths."""
     lengths = sorted(set(map(len, rows)))
     if len(lengths) > 1:
-        raise ValueError(
-            f"the rows of token ids have {lengths[0]} to {lengths[-1]} tokens: give rows of one "
-            "length (there is no padding), or give the texts, which are cut into windows."
-        )
+        have = f"the rows of token ids have {lengths[0]} to {lengths[-1]} tokens"
+        raise ValueError(f"{have}: give rows of one length, or give the texts.")
     return token_samples(torch.stack(rows))
 
 

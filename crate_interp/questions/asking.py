@@ -131,9 +131,8 @@ def ask(question: experiment.Question, model: HookedModel, data: Data, options: 
             shard = shard_of(options.shard)
             if not options.resume and shard.total > 1:
                 raise ValueError("resume=False removes other shards' chunks: give another out=.")
-            code = provenance.code_of(
-                model, {"question": type(question), **question.read()}, options.tag
-            )
+            read = {"question": type(question), **question.read()}
+            code = provenance.code_of(model, read, options.tag)
             settings = meta | {"device": str(meta["device"]).partition(":")[0]}
             folder = options.out, question.result, settings, code, shard, options.resume
             chunks = stack.enter_context(run_folder.in_folder(*folder))
@@ -258,17 +257,14 @@ class Experiment:
             for task in tasks:
                 total = task.number + 1
                 block = self.chunks.finished(step, task.number)
+                mine = (self.dealt + task.number // length) % shards == place
                 # the process in charge of the one chunk of a `whole` pass may have ended
-                if block is None and (
-                    step.whole or (self.dealt + task.number // length) % shards == place
-                ):
+                if block is None and (step.whole or mine):
                     yield task
                 if block and total == block.first + block.count and task.stop != block.stop:
                     where = f"{str(self.chunks.out)!r} began, in chunk {task.number}"
-                    raise ValueError(
-                        f"the stream differs from the one with which the run in {where}. Give the "
-                        "earlier stream, another folder, or resume=False (--restart)."
-                    )
+                    words = f"the stream differs from the one with which the run in {where}"
+                    raise ValueError(f"{words}. Give the earlier one, or resume=False (--restart).")
 
         self.chunks.open(step, self._check_pictures if self.samples.files else None)
         todo = None if streamed else sum(task.stop - task.start for task in open_tasks())

@@ -202,8 +202,7 @@ def with_groups(samples: Samples, data: Data, options: RunOptions) -> Samples:
 
 def check_one_length(samples: Samples, what: str) -> None:
     """Raises ValueError for texts of several lengths; what: the measurement that needs one."""
-    lengths = (samples.lengths or ())[samples.start : samples.start + samples.n]
-    if len(set(lengths)) > 1:
+    if len(set((samples.lengths or ())[samples.start : samples.start + samples.n])) > 1:
         raise ValueError(f"{what} compares tokens, and needs texts of one length, in tokens.")
 
 

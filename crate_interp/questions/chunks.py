@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -233,11 +233,9 @@ class InFolder(InMemory):
         known = read_index(path).get("chunks", total)
         more = max((block.first + block.count for block in blocks), default=0)
         if known != total or more > total:
-            raise ValueError(
-                f"the run in {str(self.out)!r} has {max(known, more):,} chunks of {step.name!r}, "
-                f"but this data has {total:,}. Give the data with which the run began, or start "
-                "over with resume=False (--restart)."
-            )
+            words = f"has {max(known, more):,} chunks of {step.name!r}, but this data has {total:,}"
+            words += ". Give the data with which it began, or resume=False (--restart)."
+            raise ValueError(f"the run in {str(self.out)!r} {words}")
         with writable(self.out):
             write(path, lambda part: part.write_text(json.dumps({"chunks": total})))
 
@@ -262,11 +260,8 @@ class InFolder(InMemory):
         for table in tables.values():
             table.to_parquet(buffer := io.BytesIO(), index=False, compression="zstd")
             contents.append(buffer.getvalue())
-        about = {
-            "run": self.run,
-            "block": [block.first, block.count, block.start, block.stop],
-            "sha256": _digest(list(tables), contents),
-        }
+        sha256 = _digest(list(tables), contents)
+        about = {"run": self.run, "block": astuple(block), "sha256": sha256}
         file = pa.table({"table": list(tables), "content": pa.array(contents, pa.large_binary())})
         file = file.replace_schema_metadata({_ABOUT: json.dumps(about)})
         path = self.path(step, block.first, block.count)

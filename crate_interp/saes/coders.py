@@ -123,10 +123,9 @@ def flat(sae: object, x: Tensor, point: str) -> Tensor:
         return x
     if x.ndim == 4 and width in (None, x.shape[-2] * x.shape[-1]):
         return x.flatten(-2)
-    raise ValueError(
-        f"{point} is {list(x.shape[2:])} wide, but the autoencoder reads {width}. It was trained "
-        f"on {checks.quote(getattr(config, 'hook_name', None))}: check the point and the model."
-    )
+    of = checks.quote(getattr(config, "hook_name", None))
+    size = f"{list(x.shape[2:])} wide, but the autoencoder reads {width}"
+    raise ValueError(f"{point} is {size}: it was trained on {of}.")
 
 
 def flattens(sae: object) -> bool:

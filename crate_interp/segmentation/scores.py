@@ -32,8 +32,7 @@ class Scores(NamedTuple):
 
     def chosen(self, heads: np.ndarray) -> np.ndarray:
         """Returns the scores of the heads of `choices`, `[draw, n, layer + 1]`."""
-        flat = self.heads.reshape(1, len(self.heads), -1)
-        return np.take_along_axis(flat, heads, axis=2)
+        return np.take_along_axis(self.heads.reshape(1, len(self.heads), -1), heads, axis=2)
 
     def by_way(self, heads: np.ndarray) -> np.ndarray:
         """Returns scores `[n, column]`: each way of each layer, then the head of all layers."""
@@ -74,10 +73,9 @@ def score_table(result: Result) -> pd.DataFrame:
         heads = choices(own.heads, groups)
         values, table = own.by_way(heads), _columns(own, heads)
         is_fixed = (table["way"] == WAYS[1]).to_numpy()
-        blind = pd.DataFrame(
-            {"all_foreground": constants[f"all_{resolution}"]}
-            | {name: constants[f"{name}_{rule}_{resolution}"] for name in MAPS}
-        )
+        names = {f"{name}_{rule}_{resolution}": name for name in MAPS}
+        names = {f"all_{resolution}": "all_foreground"} | names
+        blind: Any = constants.rename(columns=names)[list(names.values())]
         means: Any = blind.mean()
         strongest = str(means.idxmax())
         bare = blind[[strongest]].to_numpy()

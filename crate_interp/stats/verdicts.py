@@ -74,7 +74,7 @@ def within(
     """
 
     def beyond(bound: float, sign: int, least: float) -> np.ndarray:
-        p = resampled.above(bound) if sign > 0 else resampled.below(bound)
+        p = resampled.above(bound, sign)
         every = np.where(np.isnan(values), True, sign * (values - bound) > least).all(axis=1)
         return np.fmin(np.where(np.isnan(p), 1.0, p), np.where(every, 0.5**n, 1.0))
 

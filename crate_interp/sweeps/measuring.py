@@ -69,25 +69,19 @@ def probe_readings(
                 else:
                     shared = LayerActs(own | extra, of_weights[layer], made[layer])
                     answer = on_activations(item, block, shared)
-                wanted = reported.setdefault((item.name, final), set(answer))
-                if wanted != set(answer):
-                    raise ValueError(
-                        "the probe gave other statistics in earlier layers or batches. Return each "
-                        "statistic every time; with partial=True, NaN stands for no value."
-                    )
+                if reported.setdefault((item.name, final), set(answer)) != set(answer):
+                    words = "the probe gave other statistics in earlier layers or batches"
+                    raise ValueError(f"{words}: return each statistic every time.")
             numbers.update({(item.name, name, place): value for name, value in answer.items()})
         if not final:
             left[layer] -= 1
             if not left[layer]:
                 made[layer].clear()
 
-    readings = [
-        Reading(
-            [*item.points, *(point for point in item.optional if point in names)],
-            partial(measure, items=[item], final=False),
-        )
-        for item in reading
-    ]
+    readings = []
+    for item in reading:
+        points = [*item.points, *(point for point in item.optional if point in names)]
+        readings.append(Reading(points, partial(measure, items=[item], final=False)))
     finals = [item for item in probes if item.final]
     if finals:
         last = [len(layers) - 1]

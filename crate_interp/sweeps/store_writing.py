@@ -22,9 +22,8 @@ from crate_interp.data import Data, Samples
 from crate_interp.models.hook_points import NamesFilter
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.runtimes import with_weights
-from crate_interp.questions import chunks, provenance
+from crate_interp.questions import batches, chunks, provenance
 from crate_interp.questions.asking import Experiment, Perhaps, ask
-from crate_interp.questions.batches import Batch, Chunk, run_layers
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.results.result_files import META
 from crate_interp.results.sample_ranges import counted
@@ -169,7 +168,7 @@ def _intact(folder: Path, tables: Tables) -> bool:
     return bool(found) and all(found)
 
 
-def _written(chunk: Chunk, folder: Path, store: Store) -> Tables:
+def _written(chunk: batches.Chunk, folder: Path, store: Store) -> Tables:
     """Writes the Arrow file of a chunk, a batch of rows after the other."""
     from datasets.arrow_writer import ArrowWriter
 
@@ -188,19 +187,18 @@ def _written(chunk: Chunk, folder: Path, store: Store) -> Tables:
             os.replace(path, path.with_name(f"{path.name}.{digest(path)[7:19]}.damaged"))
         write(path, writer)
     row = {"chunk": chunk.number, "file": path.name, "sha256": digest(path)}
-    size = path.stat().st_size
-    row |= {"bytes": size, "start": samples.start, "stop": samples.start + samples.n}
+    row |= {"bytes": path.stat().st_size, "start": samples.start, "stop": samples.start + samples.n}
     return {"files": pd.DataFrame([row])}
 
 
-def _rows(chunk: Chunk, batch: Batch, store: Store) -> dict[str, Any]:
+def _rows(chunk: batches.Chunk, batch: batches.Batch, store: Store) -> dict[str, Any]:
     """Returns the rows of a batch, by column.
 
     Raises ValueError for samples of another size than the first, for NaN, and for finite numbers
     that become infinite in float16.
     """
     rows: dict[str, Any] = {store_reading.SAMPLE: np.arange(batch.start, batch.last + 1)}
-    rows[store_reading.INPUT] = store_reading.input_digests(run_layers, batch.inputs)
+    rows[store_reading.INPUT] = store_reading.input_digests(batches.run_layers, batch.inputs)
     if chunk.samples.labels is not None:
         first = batch.start - chunk.samples.start
         rows[store_reading.LABEL] = chunk.samples.labels[first : first + len(batch.inputs)]

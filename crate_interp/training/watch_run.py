@@ -88,10 +88,9 @@ class Watch:
             was, found = (tables[name][columns].to_numpy() for tables in (kept, now))
             # a wide tolerance: another device or precision does not make it another training
             if was.shape != found.shape or not np.allclose(was, found, 1e-2, 1e-4, equal_nan=True):
-                raise ValueError(
-                    f"{self.out} holds another training: at step {self.now} its {name} differ. "
-                    "Give another out, the start= of the model's checkpoint, or resume=False."
-                )
+                words = f"at step {self.now} its {name} differ"
+                words += ". Give another out, another start=, or resume=False."
+                raise ValueError(f"{self.out} holds another training: {words}")
 
     def __exit__(self, kind: type | None, *error: object) -> None:
         opened, self._open = self._open or ExitStack(), None
