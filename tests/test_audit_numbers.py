@@ -65,7 +65,7 @@ def test_orthonormal_subspaces_and_patches_alone(audited):
 
 
 def shuffled(sample, draw, pos):
-    setting = Setting(EPS, GRID, (), 8, frozenset(), frozenset(), True, False, True, 4, 0)
+    setting = Setting(EPS, GRID, (), frozenset(), frozenset(), True, False, True, 4, 0)
     return layers._order(sample, draw, pos, setting)
 
 

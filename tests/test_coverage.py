@@ -136,17 +136,6 @@ def test_scores_of_a_circuit(n, experiments):
     assert min(held.values()) >= LEAST * experiments, held
 
 
-def test_one_sample_has_no_interval():
-    values = np.zeros((1, 3))
-    for ends in (
-        intervals.mean_interval(values),
-        intervals.mean_interval(values == 0),
-        paired(values).ends,
-        intervals.student_interval(values[0], values[0], 1),
-    ):
-        assert np.isnan(ends).all()
-
-
 DRAWN = {
     "normal": lambda random, size: random.normal(size=size),
     "t": lambda random, size: random.standard_t(3, size=size),

@@ -69,7 +69,7 @@ BAD = {  # first words of the refusal -> the data
     "is not a folder": "imagefolder:{}/missing",
     "cannot take images from 'fashion': give .*Did you mean embedded:fashion": "fashion",
     r"data is .* of shape \[3, 6, 20\], .*: give \[n, channels": torch.zeros(3, 6, 20),
-    "data is torch.int64 of shape .* preprocessed floats or uint8": torch.zeros(2, 3, 6, 20).long(),
+    "data is torch.int64 of shape .* floats or uint8": torch.zeros(2, 3, 6, 20).long(),
     "sample 3: images hold NaN or Inf": torch.ones(5, 3, 6, 20),
     "no image column; its columns are text": datasets.Dataset.from_dict({"text": ["a"]}),
 }

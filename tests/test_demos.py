@@ -160,14 +160,11 @@ def test_a_network_is_measured_as_its_stored_row_says(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "said"), [("bench_memory", "over features"), ("bench_whitebox", "over forwards")]
-)
-def test_benchmarks_hold(name, said):
-    command = [sys.executable, Path(__file__).parent / "benchmarks" / f"{name}.py", "small"]
+def test_a_benchmark_holds():
+    command = [sys.executable, Path(__file__).parent / "benchmarks" / "bench_memory.py", "small"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0 and said in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "over features" in done.stdout, done.stdout + done.stderr
 
 
 DEMOS = Path(__file__).parent.parent / "demos"

@@ -262,13 +262,3 @@ def test_names_order_and_meta_count():
     assert len(set(digests)) == len(digests)
     for name in (*OF_A_RUN, "files", "hash"):
         assert of([1], **{name: "another"}) == of([1])
-
-
-def test_a_result_keeps_its_hash_on_the_disk(sweeps, tmp_path):
-    one, two = sweeps
-    assert one.digest() != two.digest() and one.digest().startswith("sha256:")
-    folder = one.save(tmp_path / "a")
-    index = json.loads((folder / "meta.json").read_text())
-    assert index["hash"] == one.digest() and "hash" not in one.meta
-    again = ci.SweepResult.load(folder)
-    assert again.digest() == one.digest() and again.meta == one.meta

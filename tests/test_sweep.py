@@ -1,6 +1,7 @@
 """Probes and sweeps: each number against a direct computation, what writes, refusals."""
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -93,14 +94,11 @@ def test_sparsity_attention_and_alignment_numbers(model, data, result):
     (cache,) = caches(model, data, N)
     for layer in range(LAYERS):
         code = cache["post", layer].numpy()
-        assert_allclose(
-            values(result, "sparsity.zero_fraction", layer), (code == 0).mean((1, 2)), rtol=1e-6
-        )
-        assert_allclose(
-            values(result, "sparsity.l1", layer), np.abs(code).sum(2).mean(1), rtol=1e-5
-        )
         hoyer = np.array([[reference.hoyer(token) for token in sample] for sample in code]).mean(1)
-        assert_allclose(values(result, "sparsity.hoyer", layer), hoyer, rtol=1e-5)
+        sparsity = {"zero_fraction": (code == 0).mean((1, 2)), "hoyer": hoyer}
+        sparsity["l1"] = np.abs(code).sum(2).mean(1)
+        for name, value in sparsity.items():
+            assert_allclose(values(result, f"sparsity.{name}", layer), value, rtol=1e-5)
         pattern = cache["pattern", layer].numpy().astype(np.float64)  # [batch, head, query, key]
         entropy = -(pattern * np.log(pattern)).sum(-1)
         top = np.sort(pattern[:, :, 0], axis=-1)
@@ -115,26 +113,18 @@ def test_sparsity_attention_and_alignment_numbers(model, data, result):
         frames = np.linalg.qr(u.astype(np.float64))[0]
         inside = (np.einsum("btd,kdp->btkp", mid, frames) ** 2).sum(3)
         expected_energy = (inside / (mid**2).sum(2)[..., None]).mean(1)
-        for name, value in {f"attention.{k}": v for k, v in expected.items()}.items():
-            assert_allclose(cell(result.heads(), name, layer)["mean"], value.mean(0), rtol=1e-5)
-            assert_allclose(
-                cell(result.heads(), name, layer)["std"], value.std(0, ddof=1), rtol=1e-3
-            )
-        assert_allclose(
-            cell(result.heads(), "alignment.energy_head", layer)["mean"],
-            expected_energy.mean(0),
-            rtol=1e-4,
-        )
+        heads = partial(cell, result.heads(), layer=layer)
+        for name, value in expected.items():
+            found = heads(f"attention.{name}")
+            assert_allclose(found["mean"], value.mean(0), rtol=1e-5)
+            assert_allclose(found["std"], value.std(0, ddof=1), rtol=1e-3)
+        energy = heads("alignment.energy_head")["mean"]
+        assert_allclose(energy, expected_energy.mean(0), rtol=1e-4)
         orthonormality = [np.linalg.norm(a.T @ a - np.eye(D_HEAD)) / D_HEAD**0.5 for a in u]
-        assert_allclose(
-            cell(result.heads(), "alignment.orthonormality", layer)["mean"],
-            orthonormality,
-            rtol=1e-5,
-        )
+        assert_allclose(heads("alignment.orthonormality")["mean"], orthonormality, rtol=1e-5)
         gram = d.T @ d if d.shape[0] >= d.shape[1] else d @ d.T
-        defect = (
-            np.linalg.norm(gram - np.trace(gram) / len(gram) * np.eye(len(gram))) / len(gram) ** 0.5
-        )
+        off = gram - np.trace(gram) / len(gram) * np.eye(len(gram))
+        defect = np.linalg.norm(off) / len(gram) ** 0.5
         shape = cell(result.layers(), "alignment.dictionary_shape", layer).iloc[0]
         assert shape["mean"] == pytest.approx(defect / (np.trace(gram) / len(gram)), rel=1e-5)
         row = cell(result.layers(), "alignment.dictionary_defect", layer).iloc[0]

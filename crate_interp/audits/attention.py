@@ -9,14 +9,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from crate_interp.audits import frames
-from crate_interp.audits.claims import CLAIMS, NUMBERS
+from crate_interp.audits import claims, frames
 from crate_interp.audits.descent import Arm, Descent, PerEps, alphas, descents, directions, rates
 from crate_interp.audits.frames import Rows, Side, Subspaces, Update
 from crate_interp.audits.objectives import Kind, Objective, PerToken, Stream, kind_of
 from crate_interp.audits.setting import Cells, Setting
-from crate_interp.measures import least_rate
-from crate_interp.measures.checks import qr
+from crate_interp.measures import checks, least_rate
 from crate_interp.models.layers.attention import Attention
 from crate_interp.models.layers.norm import HookedNorm
 
@@ -91,8 +89,7 @@ def layer_of(attn: Any, norm: HookedNorm, maps_like: Callable[[Tensor], Iterator
     stored = frames.subspaces_of(wide, norm, attn.b_V)
     # drawn again for each slice: of all layers together the maps would fill the memory
     drawn = partial(maps_like, out.to(frames.single_of(attn.W_O.dtype)))
-    shift = attn.b_O.detach().double()
-    return Layer(wide, norm, stored, change, drawn, shift, kind_of(attn), attn)
+    return Layer(wide, norm, stored, change, drawn, attn.b_O.detach().double(), kind_of(attn), attn)
 
 
 def _to_orthonormal(u: Float[Tensor, "head d_model d_head"]) -> Float[Tensor, "head d_head d_head"]:
@@ -100,7 +97,7 @@ def _to_orthonormal(u: Float[Tensor, "head d_model d_head"]) -> Float[Tensor, "h
     eye = torch.eye(u.shape[2], dtype=u.dtype, device=u.device).expand(len(u), -1, -1)
     if u.shape[2] > u.shape[1]:
         return eye * torch.nan
-    r = qr(u)[1]
+    r = checks.qr(u)[1]
     pivots = r.diagonal(dim1=-2, dim2=-1).abs()
     if bool((pivots.amin(dim=-1) <= _SINGULAR * pivots.amax(dim=-1)).any()):
         return eye * torch.nan
@@ -138,7 +135,7 @@ class Base:
         """Returns a copy of the base that keeps only its first arm, at one eps."""
         place = self.arms[0].eps.index(eps)
         before = {frame: number[:, [place]] for frame, number in self.before[0].items()}
-        found = {frame: descent.at([place]) for frame, descent in self.found.items()}
+        found = {frame: descent.at(place) for frame, descent in self.found.items()}
         return replace(self, arms=(Arm((eps,)),), before=(before,), found=found)
 
 
@@ -167,7 +164,7 @@ def of_attention(layer: Layer, data: AttentionData, setting: Setting) -> Cells:
         _limits(cells, layer, data, setting, base, update)
     if layer.kind.no_series:
         for numbers in cells.values():
-            for name in CLAIMS["neumann"].numbers:
+            for name in claims.CLAIMS["neumann"].numbers:
                 numbers.pop(name, None)
     return cells
 
@@ -318,7 +315,7 @@ def _constructions(cells: Cells, layer: Layer, data: AttentionData, setting: Set
     one, two = (_of_update(base, way) for way in (update, frames.negated(update)))
     for key, numbers in one.items():
         cells["construction", *key[1:]] = {
-            name: (torch.minimum if NUMBERS[name].better < 0 else torch.maximum)(
+            name: (torch.minimum if claims.NUMBERS[name].better < 0 else torch.maximum)(
                 value, two[key][name]
             )
             for name, value in numbers.items()

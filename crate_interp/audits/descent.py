@@ -53,7 +53,7 @@ class Arm:
         """Returns the Gram matrix of F_k C_k on this arm, in the frame "stream" or "read"."""
         if self.change is None:
             return side.grams[frame, self.tokens]
-        if self.mild and not side.single:
+        if self.mild and side.codes.dtype != torch.float32:
             return self.change.mT @ side.grams[frame, self.tokens] @ self.change
         codes = self.measured_codes(side, frame)
         return codes.mT @ codes
@@ -71,16 +71,12 @@ def rates(side: Side, u: Subspaces, arm: Arm) -> PerEps:
     alpha = alphas(goal, u, square.shape[1], arm.eps)
     unit = frames.unit_scale(square, u.d_model).square()[:, None] * alpha
     stream, count = alpha.expand_as(unit), len(arm.eps)
-    trusted = TRUSTED[side.codes.dtype]
-    both = goal.rate(
-        arm.gram(side, "stream"),
-        torch.cat([stream, unit], dim=1),
-        trusted,
-        lambda rows: arm.measured_codes(side, "stream")[rows],
-    )
-    read = goal.rate(
-        arm.gram(side, "read"), stream, trusted, lambda rows: arm.measured_codes(side, "read")[rows]
-    )
+
+    def rate(frame: str, alpha: Tensor) -> Tensor:
+        again = lambda rows: arm.measured_codes(side, frame)[rows]  # noqa: E731
+        return goal.rate(arm.gram(side, frame), alpha, TRUSTED[side.codes.dtype], again)
+
+    both, read = rate("stream", torch.cat([stream, unit], dim=1)), rate("read", stream)
     return {"stream": both[:, :count], "read": read, "unit": both[:, count:]}
 
 
@@ -113,9 +109,8 @@ class Spectrum:
 def spectrum(side: Side, frame: str) -> Spectrum:
     """Returns the spectrum of one side on all tokens, in the frame "stream" or "read"."""
     values, vectors = side.goal.axes(side.grams[frame, "all"])
-    return Spectrum(
-        values, vectors, side.goal.returned(side.codes if frame == "stream" else side.read)
-    )
+    codes = side.codes if frame == "stream" else side.read
+    return Spectrum(values, vectors, side.goal.returned(codes))
 
 
 @dataclass(frozen=True)
@@ -126,10 +121,9 @@ class Descent:
     form. coefficients: c_i in sum_i c_i F^T F C v_i v_i^T U^T over eigenvectors v_i, which gives
     the gradient. normal: the component of the gradient at right angles to the frame, by sample
     (unit) or by token (read). steep: the length of the gradient's component along the frame.
-    curvature: L of the number "step" (claims.py) at every eps.
+    curvature: L of the number "step" (claims.toml) at every eps.
     """
 
-    frame: str
     spectrum: Spectrum
     coefficients: Float[Tensor, "batch way inner"]
     normal: Float[Tensor, "batch *pos way"] | None
@@ -143,18 +137,12 @@ class Descent:
         codes = self.spectrum.codes @ ((bases * heads[..., None, :]) @ bases.mT)
         return -(codes.transpose(1, 2).flatten(2) @ u.wide.T)
 
-    def at(self, places: Sequence[int]) -> "Descent":
-        """Returns the gradients at some of the eps, given by their indices."""
-        count = self.curvature.shape[1]
-        ways = [*places, *(count + place for place in places)]
+    def at(self, place: int) -> "Descent":
+        """Returns the gradients at one of the eps, given by its index."""
+        ways = [place, self.curvature.shape[1] + place]
         normal = None if self.normal is None else self.normal[..., ways]
-        return replace(
-            self,
-            coefficients=self.coefficients[:, ways],
-            normal=normal,
-            steep=self.steep[:, ways],
-            curvature=self.curvature[:, list(places)],
-        )
+        coefficients, steep = self.coefficients[:, ways], self.steep[:, ways]
+        return Descent(self.spectrum, coefficients, normal, steep, self.curvature[:, [place]])
 
     def numbers(self, inner: Tensor, length: PerSample) -> dict[str, Tensor]:
         """Returns the numbers of an update's direction, `[batch, eps]` each.
@@ -209,9 +197,9 @@ def descents(
     # the kernel has the mean removed already
     along = _steep(read, u.kernels[1], coefficients, less, dtype)
     return {
-        "stream": Descent("stream", stream, plain[0], None, steep[0], bends[0]),
-        "unit": Descent("unit", unit, plain[1], radial, steep[1], bends[0]),
-        "read": Descent("read", read, coefficients, normal, along, bends[1]),
+        "stream": Descent(stream, plain[0], None, steep[0], bends[0]),
+        "unit": Descent(unit, plain[1], radial, steep[1], bends[0]),
+        "read": Descent(read, coefficients, normal, along, bends[1]),
     }
 
 

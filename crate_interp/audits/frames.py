@@ -198,16 +198,11 @@ def negated(update: Update) -> Update:
 
 def rearranged(update: Update, dot: PerToken, order: Int[Tensor, "batch pos"]) -> Update:
     """Returns the update with its rows reordered; dot: the new rows' products with the tokens."""
-    heads = update.codes.shape[1]
-    places = order[:, None].expand(-1, heads, -1)
+    places = order[:, None].expand(-1, update.codes.shape[1], -1)
     codes = permute_rows(update.codes, places)
-    return Update(
-        codes,
-        codes if update.read is update.codes else permute_rows(update.read, places),
-        torch.take_along_dim(update.square, order, dim=1),
-        torch.take_along_dim(update.mean, order, dim=1),
-        dot,
-    )
+    read = codes if update.read is update.codes else permute_rows(update.read, places)
+    square, mean = (torch.take_along_dim(x, order, dim=1) for x in (update.square, update.mean))
+    return Update(codes, read, square, mean, dot)
 
 
 def permute_rows(x: Float[Tensor, "*batch pos width"], order: Int[Tensor, "*batch pos"]) -> Tensor:
@@ -237,11 +232,6 @@ class Side:
     read: Codes
     square: PerToken
     goal: Objective
-
-    @property
-    def single(self) -> bool:
-        """Tells whether the codes are in float32."""
-        return self.codes.dtype == torch.float32
 
     @cached_property
     def grams(self) -> dict[tuple[str, str], Float[Tensor, "batch head d_head d_head"]]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import pandas as pd
@@ -11,11 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from crate_interp import measures
-from crate_interp.audits import attention, sparse
-from crate_interp.audits.attention import AttentionData, Layer
-from crate_interp.audits.claims import CLAIMS, Need
-from crate_interp.audits.frames import Norm, norm_of, single_of
-from crate_interp.audits.objectives import kind_of
+from crate_interp.audits import attention, claims, frames, objectives, sparse
 from crate_interp.audits.setting import Cells, Setting
 from crate_interp.models.layers.sparse_steps import Lasso
 from crate_interp.probes.layer_reading import dictionary, tied_subspaces
@@ -25,6 +22,7 @@ POINTS = (
     "attn.hook_pi", "attn.hook_contract",
 )  # fmt: skip
 MAPS = 32  # number of random output maps
+SHUFFLES = 8  # how often the update is shuffled
 _AT_ONCE = 2**21  # numbers of a stream that are measured at a time: 16 MB in float64
 _PLACES = 2**20  # this many samples, or layers, get seeds that differ
 _STREAMS = 1009  # generators reserved for each sample or layer
@@ -38,35 +36,29 @@ class Audited:
     """The values computed from a layer's weights that its audit needs."""
 
     index: int
-    attention: Layer | None
+    attention: attention.Layer | None
     lasso: Lasso | str
     random: tuple[Tensor, ...]  # random dictionaries with the singular values of D
-    norm: Norm | None  # the norm before the sparse step, if the code is as wide as Z
+    norm: frames.Norm | None  # the norm before the sparse step, if the code is as wide as Z
 
 
 def audited(blocks: Sequence[Any], setting: Setting) -> list[Audited]:
     """Returns the `Audited` of each layer; its random weights depend on the seed."""
-    of_maps, of_d = (
-        Bases(partial(_generator, setting.seed, null, 0)) for null in ("random map", "random D")
-    )
+    of_maps = Bases(partial(_generator, setting.seed, "random map", 0))
+    of_d = Bases(partial(_generator, setting.seed, "random D", 0))
     maps = MAPS if setting.limited else 0
     draws = sparse.DRAWS if "random D" in setting.nulls else 0
     found = []
     for index, block in enumerate(blocks):
         u, d, lasso = tied_subspaces(block), dictionary(block), block.mlp.lasso()
         is_lasso = isinstance(lasso, Lasso)
+        random = tuple(of_d.like(lasso.d, draws)) if is_lasso else ()
         square = is_lasso and not _unlike_the_stream(d)
-        found.append(
-            Audited(
-                index,
-                None
-                if u is None
-                else attention.layer_of(block.attn, block.ln1, partial(of_maps.like, draws=maps)),
-                lasso,
-                tuple(of_d.like(lasso.d, draws)) if is_lasso else (),
-                norm_of(block.ln2, d) if square and d is not None else None,
-            )
-        )
+        norm = frames.norm_of(block.ln2, d) if square and d is not None else None
+        attn = None
+        if u is not None:
+            attn = attention.layer_of(block.attn, block.ln1, partial(of_maps.like, draws=maps))
+        found.append(Audited(index, attn, lasso, random, norm))
     return found
 
 
@@ -74,15 +66,15 @@ def why_not(block: Any) -> dict[str, str]:
     """Returns why numbers do not apply to a layer; numbers that apply have no entry."""
     u, lasso = tied_subspaces(block), block.mlp.lasso()
     three = "queries, keys and values are three codes: the layer has no subspaces U"
-    lacks: dict[Need, str] = {
+    lacks: dict[claims.Need, str] = {
         "subspaces": three if u is None else "",
-        "series": kind_of(block.attn).no_series if u is not None else "",
+        "series": objectives.kind_of(block.attn).no_series if u is not None else "",
         "several heads": "the layer has one head" if u is not None and len(u) < 2 else "",
         "lasso": lasso if isinstance(lasso, str) else "",
         "square dictionary": _unlike_the_stream(dictionary(block)),
     }
     reasons: dict[str, str] = {}
-    for claim in CLAIMS.values():
+    for claim in claims.CLAIMS.values():
         reason = next((lacks[need] for need in claim.needs if lacks[need]), "")
         reasons |= dict.fromkeys(claim.numbers, reason) if reason else {}
     return reasons
@@ -125,13 +117,11 @@ def _slices(count: int, start: int, setting: Setting, numbers: int) -> Iterator[
 
     start: the index of the first sample in the data. numbers: how many numbers a sample holds.
     """
-    step, first = max(1, _AT_ONCE // numbers), 0
-    while first < count:
-        kind, stop = setting.kind(start + first), first + 1
-        while stop < min(first + step, count) and setting.kind(start + stop) == kind:
-            stop += 1
-        yield first, stop
-        first = stop
+    step = max(1, _AT_ONCE // numbers)
+    for _, same in groupby(range(count), key=lambda place: setting.kind(start + place)):
+        places = list(same)
+        for first in places[::step]:
+            yield first, min(first + step, places[-1] + 1)
 
 
 def _sparse(
@@ -167,9 +157,9 @@ def _sparse(
 
 def _read_attention(
     layer: Audited, acts: dict[str, Tensor], first: int, stop: int, start: int, setting: Setting
-) -> AttentionData:
+) -> attention.AttentionData:
     before, after = acts[POINTS[0]], acts[POINTS[1]]
-    single = single_of(before.dtype)
+    single = frames.single_of(before.dtype)
     z = before[first:stop].double()
     delta, other, noise = after[first:stop].double() - z, None, None
     if "next sample" in setting.nulls and len(before) > stop:
@@ -184,13 +174,13 @@ def _read_attention(
         noise = drawn.to(z.device, single)
     orders = [
         torch.stack([_order(sample, draw, z.shape[1], setting) for sample in samples]).to(z.device)
-        for draw in range(setting.draws if "shuffled" in setting.nulls else 0)
+        for draw in range(SHUFFLES if "shuffled" in setting.nulls else 0)
     ]
     gathered = acts[POINTS[4]][first:stop].flatten(2).to(single) if setting.limited else None
     assert layer.attention is not None
     seen = {point: acts[point][first:stop] for point in POINTS[5:] if point in acts}
     goal = layer.attention.kind.seen(layer.attention.attn, seen)
-    return AttentionData(z, delta, other, orders, noise, gathered, goal, single)
+    return attention.AttentionData(z, delta, other, orders, noise, gathered, goal, single)
 
 
 def _drawn_tokens(samples: range, pos: int, seed: int) -> Int[Tensor, "batch tokens"] | None:
@@ -252,16 +242,15 @@ def of_heads(block: Any) -> pd.DataFrame:
     deviation of the cosine of random matrices, 1 / sqrt(p d)).
     """
     u = tied_subspaces(block)
-    columns = ["head", "cosine", "null", "spread"]
     if u is None:
-        return pd.DataFrame(columns=columns)
+        return pd.DataFrame(columns=["head", "cosine", "null", "spread"])
     u, out = u.detach().double(), block.attn.W_O.detach().double()
     own = measures.output_map_cosine(out, u)
     others = [measures.output_map_cosine(out, u.roll(turn, dims=0)) for turn in range(1, len(u))]
     null = torch.stack(others).mean(dim=0) if others else own * float("nan")
     spread = (u.shape[1] * u.shape[2]) ** -0.5
-    rows = zip(range(len(u)), own.tolist(), null.tolist(), [spread] * len(u), strict=True)
-    return pd.DataFrame(list(rows), columns=columns)
+    columns = {"head": range(len(u)), "cosine": own.tolist(), "null": null.tolist()}
+    return pd.DataFrame(columns).assign(spread=spread)
 
 
 class Bases:

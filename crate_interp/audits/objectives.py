@@ -25,6 +25,7 @@ Codes = Float[Tensor, "batch head pos d_head"]
 Gram = Float[Tensor, "batch head n n"]
 Values = Float[Tensor, "batch head n"]
 PerEps = Float[Tensor, "batch eps"]
+Again = Callable[[Tensor], Tensor]  # which samples -> their codes, for a rate that is not trusted
 _MANY = 4  # from so many eps on, eigenvalues cost less than Cholesky factors
 # a rate is trusted if the largest ratio of eigenvalues of I + alpha G, or of diagonal entries to
 # squared pivots, is below this, by the dtype of the codes
@@ -73,9 +74,7 @@ class Objective:
         one = torch.ones(1, dtype=torch.float64)
         return one, one
 
-    def rate(
-        self, gram: Gram, alpha: PerEps, trusted: float, again: Callable[[Tensor], Tensor]
-    ) -> PerEps:
+    def rate(self, gram: Gram, alpha: PerEps, trusted: float, again: Again) -> PerEps:
         """Returns the objective for Gram matrices of F_k C_k; others: as in `rates_of_grams`."""
         return rates_of_grams(gram, alpha, trusted, again)
 
@@ -127,9 +126,7 @@ class VariationalBound(Objective):
         """The largest N pi_ki / n_k, and the largest pi_ki."""
         return self._squares.amax(dim=(1, 2)), self.pi.amax(dim=(1, 2))
 
-    def rate(
-        self, gram: Gram, alpha: PerEps, trusted: float, again: Callable[[Tensor], Tensor]
-    ) -> PerEps:
+    def rate(self, gram: Gram, alpha: PerEps, trusted: float, again: Again) -> PerEps:
         """Returns the bound from the diagonals."""
         moments = gram.double().diagonal(dim1=-2, dim2=-1)[:, None]
         terms = torch.log1p(alpha[..., None, None] * moments).sum(dim=-1)  # [batch, eps, head]
@@ -181,9 +178,7 @@ def rates_of_codes(codes: Codes, alpha: PerEps) -> PerEps:
     return rates_of_grams(gram, alpha, TRUSTED[codes.dtype], lambda rows: codes[rows])
 
 
-def rates_of_grams(
-    gram: Gram, alpha: PerEps, trusted: float, again: Callable[[Tensor], Tensor]
-) -> PerEps:
+def rates_of_grams(gram: Gram, alpha: PerEps, trusted: float, again: Again) -> PerEps:
     """Returns the sum over heads of 1/2 logdet(I + alpha G) for Gram matrices G, in float64.
 
     trusted: that of the dtype of the codes. again: a function that returns the codes of some
@@ -272,12 +267,11 @@ def cbsa(attn: CBSA, codes: Codes, causal: bool) -> Made:
 class Kind:
     """What an audit knows of a kind of attention.
 
-    name: its name. objective: what it descends, in words. no_series: why the claim about the
+    objective: what it descends, in words. no_series: why the claim about the
     Neumann form does not apply; "" if it does. heads: its operator on the codes of a layer. seen:
     makes the objective of a layer's own forward pass from the values at its hook points.
     """
 
-    name: str
     objective: str
     no_series: str
     heads: Callable[[Any, Codes, bool], Made]
@@ -285,16 +279,14 @@ class Kind:
 
 
 KINDS = {
-    "mssa": Kind("MSSA", "R^c", "", mssa, lambda attn, acts: Objective()),
+    "mssa": Kind("R^c", "", mssa, lambda attn, acts: Objective()),
     "tssa": Kind(
-        "TSSA",
         "the variational bound of R^c",
         "TSSA divides by one plus each moment itself, without a Neumann series",
         tssa,
         lambda attn, acts: VariationalBound(acts["attn.hook_pi"].double()),
     ),
     "cbsa": Kind(
-        "CBSA",
         "the rate of the representatives",
         "",
         cbsa,

@@ -5,9 +5,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from crate_interp.audits.claims import BESIDE, CLAIMS, NUMBERS, Claim, Number
-from crate_interp.audits.objectives import KINDS
-from crate_interp.audits.setting import NO_EPS
+from crate_interp.audits import objectives, setting
+from crate_interp.audits.claims import BESIDE, CLAIMS, LEGEND, NUMBERS, Claim, Number
 from crate_interp.audits.verdicts import cells, nulls
 from crate_interp.config.families import FAMILIES
 from crate_interp.core.safe_text import in_html, notebook_view
@@ -25,8 +24,7 @@ def judged(result: Result) -> pd.DataFrame:
     table: Any = result.table("cells")
     # some numbers count at every eps, others at the main eps
     every = table["number"].map(lambda name: NUMBERS[name].every_eps)
-    eps = result.meta["settings"]["eps"]
-    rows = table[every | table["eps"].isna() | (table["eps"] == eps)]
+    rows = table[every | table["eps"].isna() | (table["eps"] == result.meta["settings"]["eps"])]
     found: list[tuple] = []
     for (name, layer), group in rows.groupby(["claim", "layer"], sort=False):
         claim, applies = CLAIMS[str(name)], group[group["verdict"] != verdicts.NOT_APPLICABLE]
@@ -46,10 +44,9 @@ def judged(result: Result) -> pd.DataFrame:
             if words
         ]
         found.append((name, layer, verdict, "; ".join(on), "; ".join(reasons)))
-    claims = pd.DataFrame(found, columns=["claim", "layer", "verdict", "on", "reason"])
-    order = {name: place for place, name in enumerate(CLAIMS)}
-    key = lambda x: x.map(order) if x.name == "claim" else x  # noqa: E731
-    return claims.sort_values(["claim", "layer"], key=key, ignore_index=True)
+    order = list(CLAIMS)
+    found.sort(key=lambda row: (order.index(row[0]), row[1]))
+    return pd.DataFrame(found, columns=["claim", "layer", "verdict", "on", "reason"])
 
 
 def _reasons(group: pd.DataFrame) -> list[str]:
@@ -88,9 +85,8 @@ def _on(rows: Any, claim: Claim) -> str:
             place += " patches" if row["tokens"] == "patches" else ""
             where.setdefault(word, []).append(place)
         by_eps = [f"{word} (eps {', '.join(places)})" for word, places in where.items()]
-        said.setdefault(next(iter(where)) if len(where) == 1 else ", ".join(by_eps), []).append(
-            frame
-        )
+        words = next(iter(where)) if len(where) == 1 else ", ".join(by_eps)
+        said.setdefault(words, []).append(frame)
     return "; ".join(
         f"{', '.join(frames)}: {words}" if frames != [""] else words
         for words, frames in said.items()
@@ -100,7 +96,7 @@ def _on(rows: Any, claim: Claim) -> str:
 def main_rows(result: Result, name: str) -> Any:
     """Returns the rows of a table at the main eps, with U as stored and all tokens, for a page."""
     table = result.table(name)
-    at = table["eps"].isna() | table["eps"].isin([NO_EPS, result.meta["settings"]["eps"]])
+    at = table["eps"].isna() | table["eps"].isin([setting.NO_EPS, result.meta["settings"]["eps"]])
     tokens = table["tokens"].isin(["", "all"]) | table["tokens"].str.contains(_SOME)
     return table[at & table["basis"].isin(["", "stored"]) & tokens]
 
@@ -152,15 +148,7 @@ def answers_by_layer(result: Result) -> pd.DataFrame:
 def legend(result: Result) -> str:
     """Returns the meaning of signs, columns and rows of `AuditResult.text()`, as lines of text."""
     lines = [
-        "layers: a sign for each layer. + yes, - no, ~ depends on the scaling, ? can't tell, c "
-        "can't tell (an ideal layer misses the bound too), . not applicable.",
-        "A number is kept (yes) if its 95 % interval lies within its bounds and it is better than "
-        "its random baseline, and than a random D or W_O in the layer's place. It is broken (no) "
-        "if it lies outside its bounds or is worse than its baseline. For example, the lasso may "
-        "fall, but less than with a random D. The comparison with a random D uses an interval over "
-        "draws.",
-        "wanted: the bounds of the value. value: lowest to highest mean over layers and scalings"
-        f", at eps {result.meta['settings']['eps']:g}. untrained: the value of random networks.",
+        LEGEND.format(eps=result.meta["settings"]["eps"]),
         tokens_of(result),
         "",
         "The rows, their names in `claims()` and `table()`, and their numbers:",
@@ -241,7 +229,7 @@ class AuditResult(Result):
     """The result of an audit.
 
     `table()` has a row per layer, number and setting. claim, number: see
-    crate_interp/audits/claims.py. frame, eps, basis, tokens: the setting; "" or NaN for a number
+    crate_interp/audits/claims.toml. frame, eps, basis, tokens: the setting; "" or NaN for a number
     that has none. tokens: "all", "patches" (without CLS), or on how many evenly spaced tokens the
     number was measured, such as "4 of 50"; all columns of a row are over the same tokens. value,
     low, high: the mean over samples and its 95 % interval (bootstrap-t), which is NaN if all
@@ -304,7 +292,8 @@ class AuditResult(Result):
     def layers(self) -> pd.DataFrame:
         """Returns the numbers that no claim needs, a row per layer and setting.
 
-        The numbers are means over samples. BESIDE in crate_interp/audits/claims.py explains each.
+        The numbers are means over samples; [beside] in crate_interp/audits/claims.toml explains
+        each.
         """
         return self.table("layers")
 
@@ -338,7 +327,7 @@ class AuditResult(Result):
             which = "about attention" if claims["verdict"].nunique() > 1 else "of the papers"
             return [f"No claim {which} applies to the layers of {model}."]
         facts: Any = FAMILIES.get(self.meta["config"]["family"], {})
-        goal = KINDS.get(facts.get("attention"), KINDS["mssa"]).objective
+        goal = objectives.KINDS.get(facts.get("attention"), objectives.KINDS["mssa"]).objective
         ways = {verdicts.DEPENDS: "in some", verdicts.UNDECIDED: "unclear"}
         ways[verdicts.BY_CONSTRUCTION] = "an ideal layer fails too"
         others = [f", {way} in {counts[word]}" for word, way in ways.items() if word in counts]

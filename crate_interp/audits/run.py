@@ -1,6 +1,5 @@
 """ci.audit: did each layer do what the papers say it does?"""
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,7 +28,6 @@ from crate_interp.results.result import by, first
 from crate_interp.stats.contrasts import FEWEST
 
 LIMITED = 8  # how many samples, from the first on, have ceilings, operators and constructions
-DRAWS = 8  # how often the update is shuffled
 
 
 @with_weights
@@ -54,7 +52,7 @@ def audit(
     it stopped, and what caused the zeros in its code. Of the weights, it measures whether they
     satisfy the assumptions of the derivation. Changes are measured under three scalings of the
     tokens (frames), at the main eps and at a grid of eps; at the main eps also with orthonormal U
-    and without CLS. All claims, bounds and baselines are listed in crate_interp/audits/claims.py.
+    and without CLS. All claims, bounds and baselines are listed in crate_interp/audits/claims.toml.
 
     Baselines and the grid are measured on the first 64 samples, upper limits on the first 8 (for
     texts 10). The other samples only add to the values at the main eps. If samples are windows of
@@ -104,7 +102,6 @@ class Audit(Question):
             eps=eps,
             grid=tuple(sorted({*GRID, eps})) if grid else (eps,),
             nulls=tuple(name for name in NULLS if grid or name in IN_VERDICTS),
-            draws=DRAWS,
             part=part,
             limited=limited,
             has_cls=model.has_cls,
@@ -150,12 +147,9 @@ def _compared(samples: Samples) -> tuple[frozenset[int], frozenset[int]]:
     """
     if samples.groups is None:
         return frozenset(range(SAMPLES)), frozenset(range(LIMITED))
-    ranks: Counter[int] = Counter()
-    places = []
-    for number, group in enumerate(samples.groups, samples.start):
-        places.append((ranks[group], number))
-        ranks[group] += 1
-    order = [number for _, number in sorted(places)]
+    groups = pd.Series(samples.groups)
+    ranks = groups.groupby(groups).cumcount()  # how many samples of its group come before each
+    order = (ranks.sort_values(kind="stable").index + samples.start).tolist()
     return frozenset(order[:SAMPLES]), frozenset(order[: max(LIMITED, FEWEST)])
 
 
@@ -204,11 +198,9 @@ def _of_chunk(chunk: Chunk, setting: Setting) -> Tables:
         inputs = batch.inputs
         if "next sample" in setting.nulls and (samples.of or samples.n) > 1:
             # after the last sample comes the first
-            following = chunk.after(batch.last, samples.read).to(inputs.device)
-            inputs = torch.cat([inputs, following])
+            inputs = torch.cat([inputs, chunk.after(batch.last, samples.read).to(inputs.device)])
         more = Batch(inputs, batch.start)
-        reading = Reading(points, partial(measure, count=len(batch.inputs)))
-        chunk.measure(more, [reading])
+        chunk.measure(more, [Reading(points, partial(measure, count=len(batch.inputs)))])
     tables = {"numbers": table_of(rows)}
     if not chunk.number:  # weights are measured once for all chunks
         weights = [

@@ -22,7 +22,7 @@ Cells = dict[Key, dict[str, Tensor]]  # key -> name of a number -> values `[batc
 class Setting:
     """The settings of an audit.
 
-    eps: the main eps; grid: all eps. draws: how often the update is shuffled. part: the numbers of
+    eps: the main eps; grid: all eps. part: the numbers of
     the samples that have baselines, the grid and the star. limited: the numbers of samples that
     also have upper limits, operators, constructions and random output maps. has_cls: whether token
     0 is CLS. star: whether to measure also with orthonormal U, and also on patches without CLS, but
@@ -32,7 +32,6 @@ class Setting:
     eps: float
     grid: tuple[float, ...]
     nulls: tuple[str, ...]
-    draws: int
     part: Set[int]
     limited: Set[int]
     has_cls: bool
@@ -59,9 +58,8 @@ def table_of(rows: Sequence[tuple[int, int, Cells]]) -> pd.DataFrame:
     cells = [(start, layer, *cell) for layer, start, own in rows for cell in own.items()]
     counts = [len(next(iter(numbers.values()))) for *_, numbers in cells]
     places = [(start, layer, *key) for start, layer, key, _ in cells]
-    table: Any = pd.DataFrame(
-        places, columns=["sample", "layer", *KEYS], dtype=None if cells else float
-    )
+    names = ["sample", "layer", *KEYS]
+    table: Any = pd.DataFrame(places, columns=names, dtype=None if cells else float)
     table = table.astype({name: float if name == "eps" else str for name in KEYS})
     table = table.loc[table.index.repeat(counts)]
     table["sample"] += np.concatenate([range(0), *map(range, counts)]).astype(int)
@@ -70,4 +68,4 @@ def table_of(rows: Sequence[tuple[int, int, Cells]]) -> pd.DataFrame:
         if any(name in numbers for *_, numbers in cells):
             parts = [own.get(name, blank[n]) for (*_, own), n in zip(cells, counts, strict=True)]
             table[name] = torch.cat(parts).numpy()
-    return table.sort_values(["sample", "layer", *KEYS], kind="stable", ignore_index=True)
+    return table.sort_values(names, kind="stable", ignore_index=True)

@@ -5,7 +5,6 @@ It also measures whether the step keeps the rate R, and whether D Z has the same
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -43,15 +42,9 @@ def of_sparse_step(lasso: Lasso, mid: Stream, y: Stream, code: SparseCode) -> Ce
         zero_fraction(z).double().mean(dim=-1)
         for z in (code, *lasso.run(y, nothing), *lasso.run(mid, lasso.lambd))
     )
-    return {
-        ("layer", *_ALL): measured(own, x, code.to(x))
-        | {
-            "threshold": over(zeros - free, zeros),
-            "zeros": zeros,
-            "zeros_without_threshold": free,
-            "zeros_without_norm": bare,
-        }
-    }
+    causes = {"threshold": over(zeros - free, zeros), "zeros": zeros}
+    causes |= {"zeros_without_threshold": free, "zeros_without_norm": bare}
+    return {("layer", *_ALL): measured(own, x, code.to(x)) | causes}
 
 
 def of_random(
@@ -78,15 +71,16 @@ def of_solution(lasso: Lasso, y: Stream, code: SparseCode, tokens: int) -> Cells
 
 def _part(y: Tensor, tokens: int) -> tuple[Tensor, tuple[str, float, str, str]]:
     """Returns the positions of evenly spaced tokens, and their setting, such as "4 of 50"."""
-    places = evenly(y.shape[1], tokens, y.device)
-    return places, (*_ALL[:3], f"{len(places)} of {y.shape[1]}")
+    count, parts = y.shape[1], min(y.shape[1], tokens)
+    # the middles of equal parts; without the first token, such as CLS, if each has 2 tokens or more
+    places = ((torch.arange(parts, device=y.device) + 0.5) * count / parts).long()
+    return places, (*_ALL[:3], f"{parts} of {count}")
 
 
 def measured(lasso: Lasso, y: Stream, code: SparseCode) -> dict[str, PerSample]:
     """Returns the numbers of a code that do not need the lasso's solution."""
-    (at_start, first, _), (reached, last, decoded) = (
-        _at(z, y, lasso) for z in (lasso.start(y), code)
-    )
+    at_start, first, _ = _at(lasso.start(y), y, lasso)
+    reached, last, decoded = _at(code, y, lasso)
     length = _norm(y)
     best = over((decoded * y).sum(dim=(1, 2)), _norm(decoded) * length)
     return {
@@ -124,8 +118,7 @@ def _at(z: SparseCode, y: Stream, lasso: Lasso) -> tuple[PerSample, PerSample, S
     squares, sizes = error.square().sum(dim=(1, 2)), (lasso.lambd * z.abs()).sum(dim=(1, 2))
     objective = 0.5 * squares.double() + sizes.double()
     moved = z - torch.relu(z - error @ lasso.d - lasso.lambd)
-    residual = torch.linalg.vector_norm(moved, dim=-1).sum(dim=-1)
-    return objective, residual.double(), decoded
+    return objective, torch.linalg.vector_norm(moved, dim=-1).sum(dim=-1).double(), decoded
 
 
 def _with_dictionary(lasso: Lasso, y: Tensor, d: Tensor) -> dict[str, Tensor]:
@@ -155,13 +148,12 @@ def limits(lasso: Lasso, y: Stream, tokens: int) -> tuple[Cells, PerSample]:
         _with_dictionary(single, one[None], single.d * scale)
         for one, scale in zip(all_tokens, scales, strict=True)
     ]
+    whole = {name: torch.cat([part[name] for part in scaled]) for name in scaled[0]}
     cells: Cells = {
         ("ceiling", *_ALL): measured(single, all_tokens, best_steps(single, all_tokens)),
         ("ceiling", *setting): beside_solution(own, some, best_steps(own, some), solution),
         ("lasso solution", *setting): measured(own, some, solution),
-        ("construction", *_ALL): {
-            name: torch.cat([part[name] for part in scaled]) for name in scaled[0]
-        },
+        ("construction", *_ALL): whole,
         ("construction", *setting): found,
     }
     return cells, scales
@@ -256,23 +248,11 @@ def _rates(z: Stream, norm: Norm | None, eps: Sequence[float]) -> dict[str, Tens
     alpha = width / (pos * torch.tensor(eps, dtype=torch.float64, device=z.device).square())
     square = z.square().sum(dim=(1, 2)).double()
     scale = pos * width / square.where(square > 0, 1.0)
-    both = torch.cat([alpha.expand(len(z), -1), alpha * scale[:, None]], dim=1)
-    stream = rates_of_codes(z[:, None], both)
-    found = {"stream": stream[:, : len(eps)], "unit": stream[:, len(eps) :]}
-    if norm is None:
-        return found | {"read": found["stream"]}
-    return found | {
-        "read": rates_of_codes(norm.applied(z).to(z)[:, None], alpha.expand(len(z), -1))
-    }
-
-
-def evenly(count: int, most: int, device: Any) -> Tensor:
-    """Returns the positions of `most` evenly spaced tokens: the middles of equal parts.
-
-    The first token, such as CLS, is left out if each part has at least 2 tokens.
-    """
-    parts = min(count, most)
-    return ((torch.arange(parts, device=device) + 0.5) * count / parts).long()
+    alphas = alpha.expand(len(z), -1)
+    both = rates_of_codes(z[:, None], torch.cat([alphas, alpha * scale[:, None]], dim=1))
+    stream, unit = both[:, : len(eps)], both[:, len(eps) :]
+    read = stream if norm is None else rates_of_codes(norm.applied(z).to(z)[:, None], alphas)
+    return {"stream": stream, "unit": unit, "read": read}
 
 
 def _as(dtype: torch.dtype, lasso: Lasso) -> Lasso:

@@ -10,8 +10,7 @@ import pandas as pd
 from crate_interp.audits.claims import CLAIM_OF, NULLS, NUMBERS, Number
 from crate_interp.audits.setting import NO_EPS
 from crate_interp.results.result import Result
-from crate_interp.stats import verdicts
-from crate_interp.stats.bootstrap import studentised
+from crate_interp.stats import bootstrap, verdicts
 from crate_interp.stats.contrasts import Difference, against_networks, mean_error, paired
 
 _NEAR = 0.01  # how near its ceiling a value must be, as a share of the way from ceiling to bound
@@ -115,7 +114,7 @@ def _cells(measured: Measured, copies: dict[str, Parts]) -> pd.DataFrame:
     """
     number, values, result = measured.number, measured.values, measured.result
     free = measured.by_group(values)
-    resampled, n = studentised(free), (~np.isnan(free)).sum(axis=0)
+    resampled, n = bootstrap.studentised(free), (~np.isnan(free)).sum(axis=0)
     mean, (low, high) = resampled.mean, resampled.interval()
     columns: Columns = {"claim": CLAIM_OF[measured.name], "number": measured.name}
     columns |= {"n": values.notna().sum(axis=1).to_numpy(), "value": mean, "low": low, "high": high}
@@ -133,10 +132,8 @@ def _cells(measured: Measured, copies: dict[str, Parts]) -> pd.DataFrame:
         excess, gain = paired(measured.by_group(values - null)), _gains(measured)
         columns |= {"null": null.mean(axis=1).to_numpy()} | _columns("excess", excess)
         columns |= _columns("gain", gain[0]) if gain else {}
-        ones = np.ones(len(mean))
-        over_draws = [verdicts.better(one, number.better or -1) for one in gain] or [
-            verdicts.Tests(ones, ones)
-        ]
+        blank = verdicts.Tests(*np.ones((2, len(mean))))
+        over_draws = [verdicts.better(one, number.better or -1) for one in gain] or [blank]
         rivals[NULLS[number.null].words] = verdicts.better(excess, number.better or -1)
         rivals[NULLS[number.draws].words] = verdicts.Tests(
             *(np.maximum.reduce(ways) for ways in zip(*over_draws, strict=True))
@@ -253,22 +250,20 @@ def _of_weights(result: Result) -> Iterator[pd.DataFrame]:
         columns["ceiling"] = np.nan if number.top is None else number.top
         columns["share"] = value if number.top == 1.0 else np.nan
         zero = np.isnan(value)
-        columns["verdict"] = np.where(
-            zero, verdicts.UNDECIDED, np.where(kept, verdicts.KEPT, verdicts.BROKEN)
-        )
+        known = np.where(kept, verdicts.KEPT, verdicts.BROKEN)
+        columns["verdict"] = np.where(zero, verdicts.UNDECIDED, known)
         columns["reason"] = np.where(zero, "the weights are zero", "")
         yield rows.assign(claim=CLAIM_OF[name], n=1, p=0.0, **_NOWHERE, **columns)
 
 
 def _missing(result: Result) -> pd.DataFrame:
     rows = [
-        {"layer": layer, "claim": CLAIM_OF[name], "number": name, "reason": reason}
-        | {"n": 0, "verdict": verdicts.NOT_APPLICABLE}
-        | _NOWHERE
+        (layer, CLAIM_OF[name], name, reason)
         for layer, reasons in enumerate(result.meta["reasons"])
         for name, reason in reasons.items()
     ]
-    return pd.DataFrame(rows)
+    table = pd.DataFrame(rows, columns=["layer", "claim", "number", "reason"])
+    return table.assign(n=0, verdict=verdicts.NOT_APPLICABLE, **_NOWHERE)
 
 
 def nulls(result: Result) -> pd.DataFrame:

@@ -324,10 +324,8 @@ def to_bridge(model: object) -> TransformerBridge:
     Raises ValueError for a model without logits or for anything but a hooked model.
     """
     if not isinstance(model, (HookedCrate, HookedCrateLM)) or not model.has_logits:
-        raise ValueError(
-            f"cannot make a bridge of {type(model).__name__}: give a hooked model with logits, "
-            "such as ci.load(...) returns; for a CLIP, give model.visual."
-        )
+        given = f"cannot make a bridge of {type(model).__name__}"
+        raise ValueError(f"{given}: give a hooked model with logits; of a CLIP, model.visual.")
     # registered here too, for a crate_interp that is on the path without being installed
     ArchitectureAdapterFactory.discover_entry_points()
     for name in ARCHITECTURES:
@@ -410,28 +408,21 @@ class Dinov2Adapter(ViTArchitectureAdapter):
         if getattr(hf_model.config, "use_swiglu_ffn", False):
             kind = parts.GatedMLPBridge
             maps = {"gate": "gate_proj", "in": "up_proj", "out": "down_proj"}
+        heads = _linear_maps({role: f"{role}_proj" for role in "qkvo"})
+        inside = {
+            "ln1": self._norm("norm1"),
+            "attn": parts.AttentionBridge(name="attention", config=self.cfg, submodules=heads),
+            "attn_scale": GeneralizedComponent(name="layer_scale1"),
+            "ln2": self._norm("norm2"),
+            "mlp": kind(name="mlp", config=self.cfg, submodules=_linear_maps(maps)),
+            "mlp_scale": GeneralizedComponent(name="layer_scale2"),
+        }
+        names = {f"hook_{part}_out": f"{part}_scale.hook_out" for part in ("attn", "mlp")}
+        names |= {"hook_mlp_in": "mlp.hook_in"}
+        layer = f"{prefix}encoder.layer"
         self.component_mapping = {
             "embed": Embeddings(name=f"{prefix}embeddings"),
-            "blocks": parts.BlockBridge(
-                name=f"{prefix}encoder.layer",
-                hook_alias_overrides={
-                    "hook_attn_out": "attn_scale.hook_out",
-                    "hook_mlp_out": "mlp_scale.hook_out",
-                    "hook_mlp_in": "mlp.hook_in",
-                },
-                submodules={
-                    "ln1": self._norm("norm1"),
-                    "attn": parts.AttentionBridge(
-                        name="attention",
-                        config=self.cfg,
-                        submodules=_linear_maps({role: f"{role}_proj" for role in "qkvo"}),
-                    ),
-                    "attn_scale": GeneralizedComponent(name="layer_scale1"),
-                    "ln2": self._norm("norm2"),
-                    "mlp": kind(name="mlp", config=self.cfg, submodules=_linear_maps(maps)),
-                    "mlp_scale": GeneralizedComponent(name="layer_scale2"),
-                },
-            ),
+            "blocks": parts.BlockBridge(name=layer, submodules=inside, hook_alias_overrides=names),
             "ln_final": self._norm(f"{prefix}layernorm"),
         }
 

@@ -12,8 +12,7 @@ from transformer_lens.model_bridge.generalized_components.base import Generalize
 from crate_hooks import read
 from crate_interp.bridge.bridged_layers import ROLES, at_path, eps_of
 from crate_interp.bridge.bridged_models import BridgedLM, BridgedModel, BridgedVision
-from crate_interp.config import CrateConfig
-from crate_interp.config.families import SUBSPACES
+from crate_interp.config import CrateConfig, families
 from crate_interp.core import checks
 from crate_interp.models.hooked import HookedModel
 
@@ -39,11 +38,8 @@ def _config_of(bridge: nn.Module, subspaces: str, fields: dict[str, Any]) -> Cra
             raise ValueError(f"{name}={fields[name]!r} contradicts the bridge, which says {size}.")
     name = getattr(theirs, "_name_or_path", "") or ""
     is_folder = name.count("/") > 1 or name.startswith((".", "/", "~"))
-    values = sizes | {
-        "architecture": type(network).__name__,
-        "subspaces": subspaces,
-        "model_name": None if is_folder else name or None,
-    }
+    values = sizes | {"architecture": type(network).__name__, "subspaces": subspaces}
+    values["model_name"] = None if is_folder else name or None
     images = bool(getattr(bridge.cfg, "is_visual_model", False))
     values |= _of_images(network, theirs, sizes) if images else _of_text(bridge, theirs)
     return CrateConfig(**values | fields)
@@ -119,11 +115,11 @@ def check_reading(model: BridgedModel) -> None:
         for what, one, other in _pairs(block, seen[layer], model):
             tolerance = _CLOSE.get(model.cfg.dtype, 0.2) * float(other.abs().max().clamp(min=1e-6))
             if one.shape != other.shape or not float((one - other).abs().max()) <= tolerance:
-                raise ValueError(
-                    f"the bridge to {model.cfg.architecture} cannot be measured: in layer {layer} "
-                    f"{what}. Boot it without compatibility mode; layers must be norm, attention, "
-                    "norm and MLP, with attention and MLP added to the stream."
+                words = (
+                    f"cannot be measured: in layer {layer} {what}. Boot it without compatibility"
                 )
+                words += " mode; layers must be norm, attention, norm and MLP, added to the stream."
+                raise ValueError(f"the bridge to {model.cfg.architecture} {words}")
 
 
 def _pairs(block: Any, acts: dict[str, Tensor], model: BridgedModel) -> list[Pair]:
@@ -176,9 +172,8 @@ def check_network(model: BridgedModel) -> None:
     size, difference = theirs.abs(), (ours - theirs).abs()
     if not bool((difference <= _CLOSE.get(model.cfg.dtype, 0.2) * (size + size.mean())).all()):
         raise ValueError(
-            f"the bridge to {model.cfg.architecture} computes another function than the network. "
-            "Its adapter does not know a setting of the network's config (in GPT-2, "
-            "scale_attn_weights=False is one): give a network without it."
+            f"the bridge to {model.cfg.architecture} computes another function than the network: "
+            "its adapter does not know a setting of the config. Give a network without it."
         )
 
 
@@ -229,19 +224,15 @@ def from_bridge(bridge: nn.Module, *, subspaces: str = "value", **config: object
     """
     network = getattr(bridge, "original_model", bridge)
     if isinstance(network, HookedModel) or not hasattr(bridge, "blocks"):
-        raise ValueError(
-            f"cannot read {type(bridge).__name__} as a bridge to a black box: give a "
-            "TransformerBridge to a network of transformers. A hooked model needs none."
-        )
-    checks.one_of("subspaces", subspaces, SUBSPACES)
+        given = f"cannot read {type(bridge).__name__} as a bridge"
+        raise ValueError(f"{given}: give a TransformerBridge to a network of transformers.")
+    checks.one_of("subspaces", subspaces, families.SUBSPACES)
     try:
         cfg = _config_of(bridge, subspaces, config)
         model = (BridgedVision if cfg.kind == "vision" else BridgedLM)(bridge, cfg)
     except (AttributeError, IndexError, TypeError) as error:
-        raise ValueError(
-            f"the layers of {type(network).__name__} cannot be read ({error}): give a bridge to a "
-            "ViT, DeiT, DINOv2, GPT-2 or Llama."
-        ) from None
+        given = f"the layers of {type(network).__name__} cannot be read ({error})"
+        raise ValueError(f"{given}: give a ViT, DeiT, DINOv2, GPT-2 or Llama.") from None
     training = model.training
     model.eval()
     try:

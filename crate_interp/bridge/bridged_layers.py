@@ -128,9 +128,8 @@ class BridgedAttention(nn.Module):
         self.hook_u = HookPoint()
         role = ROLES[cfg.subspaces]
         ways = (partial(_plus_bias, (attn,), role, len(self.U), sign) for sign in (-1, 1))
-        at_path(attn, f"{role}.hook_out").register_forward_hook(
-            partial(_relayed, self.hook_u, *ways)
-        )
+        relay = partial(_relayed, self.hook_u, *ways)
+        at_path(attn, f"{role}.hook_out").register_forward_hook(relay)
 
     def _repeated(self, weight: Float[Tensor, "group d_model d_head"]) -> Tensor:
         return weight.repeat_interleave(self.cfg.n_heads // len(weight), dim=0)

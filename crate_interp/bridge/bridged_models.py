@@ -15,10 +15,9 @@ from crate_interp.bridge.adapter import build
 from crate_interp.bridge.bridged_layers import BridgedBlock, BridgedNorm
 from crate_interp.config import CrateConfig
 from crate_interp.core import checks
-from crate_interp.models.hook_aliases import Named
+from crate_interp.models import hook_aliases, preprocess
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.layers.context import padding_of
-from crate_interp.models.preprocess import ImageMixin
 from crate_interp.models.text.text_and_tokens import TextMixin, check_ids, rows_of
 
 
@@ -63,7 +62,7 @@ class BridgedModel(HookedModel):
 
     def setup(self) -> None:
         """Names the points of this model. The bridge's points keep their names."""
-        self.mod_dict, self.hook_dict = {}, Named()
+        self.mod_dict, self.hook_dict = {}, hook_aliases.Named()
         for name, module in self.named_modules():
             if name and name != "bridge" and not name.startswith("bridge."):
                 module.name = name
@@ -105,7 +104,7 @@ class BridgedModel(HookedModel):
         raise ValueError("a bridged model is not saved: save the network before it is bridged.")
 
 
-class BridgedVision(ImageMixin, BridgedModel):
+class BridgedVision(preprocess.ImageMixin, BridgedModel):
     """An image network behind a bridge. Tokens are CLS, any other special tokens, then patches.
 
     `forward` returns the logits of a classifier, else the CLS token after the last norm.

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from crate_interp.checkpoints import hub
+from crate_interp.checkpoints import hub, model_folders
 from crate_interp.checkpoints.load import load as load_crate
-from crate_interp.checkpoints.model_folders import files_of
 from crate_interp.checkpoints.read_weights import read_config, read_json
 from crate_interp.checkpoints.sources import Source, names_a_repo
 from crate_interp.config.families import SUBSPACES
@@ -47,11 +46,10 @@ def preprocessing(folder: Path, config: object) -> dict[str, Any]:
     if found.get("do_center_crop") and "crop_size" in found:
         fields["crop"] = _side(found["crop_size"])
     channels = getattr(config, "num_channels", 3)
-    if found.get("do_normalize", True):
-        if "image_mean" in found and "image_std" in found:
-            fields |= {"mean": found["image_mean"], "std": found["image_std"]}
-    else:
+    if not found.get("do_normalize", True):
         fields |= {"mean": [0.0] * channels, "std": [1.0] * channels}
+    elif "image_mean" in found and "image_std" in found:
+        fields |= {"mean": found["image_mean"], "std": found["image_std"]}
     if getattr(config, "model_type", "") in _FREE:
         fields["interpolate_pos"] = True
         size = fields.get("crop", fields.get("resize"))
@@ -164,9 +162,8 @@ def load(
 def _folder(source: Source) -> Path | None:
     """Returns the folder of a black box, downloaded if need be; None for any other source."""
     given, name = source.given, source.name
-    if not isinstance(given, (str, Path)) or source.file is not None:
-        return None
-    if source.family not in (None, "vit", "gpt"):
+    foreign = source.file is None and source.family in (None, "vit", "gpt")
+    if not foreign or not isinstance(given, (str, Path)):
         return None
     path = Path(given).expanduser()
     if os.path.isdir(path):
@@ -202,7 +199,7 @@ def _downloaded(source: Source, config: Path) -> Path:
         except hub.MissingFile:
             raise CheckpointError(_no_safetensors(repo)) from None
         # transformers would follow any path, and give any other file to torch.load
-        files = files_of(index, f"{repo}/{_SHARDS}", _SAFE)
+        files = model_folders.files_of(index, f"{repo}/{_SHARDS}", _SAFE)
     for name in files:
         source.fetch(repo, name, commit)
     source.fetch_beside(repo, commit, *_BESIDE)
@@ -222,14 +219,13 @@ def _network(folder: Path, dtype: torch.dtype) -> Any:
 
     config, where = read_json(folder / _CONFIG), str(folder / _CONFIG)
     if not (folder / _WEIGHTS).exists():  # raises for files that transformers would unpickle
-        files_of(read_json(folder / _SHARDS), str(folder / _SHARDS), _SAFE)
+        model_folders.files_of(read_json(folder / _SHARDS), str(folder / _SHARDS), _SAFE)
     known = BLACK_BOXES[config["model_type"]]
     named = config.get("architectures") or known[-1:]  # another class may have other heads
     if len(named) != 1 or named[0] not in known:
         raise CheckpointError(
-            f"{where} says architectures={str(named)[:80]}, which is not known for model_type "
-            f"{config['model_type']!r}: known are {', '.join(known)}. Load it with transformers, "
-            "and save it as one of these classes."
+            f"{where} says architectures={str(named)[:80]}, but known are {', '.join(known)}. Load "
+            "the network with transformers, and save it as one of these classes."
         )
     name = named[0]
     kind = getattr(transformers, name)
@@ -245,9 +241,8 @@ def _network(folder: Path, dtype: torch.dtype) -> Any:
     unread = [str(key) for key in info["unexpected_keys"] if not str(key).endswith(_UNREAD)]
     if unread:
         raise CheckpointError(
-            f"{name} does not read these keys of {folder}: {sorted(unread)[:8]}. If {_CONFIG} "
-            f"names the wrong class as architectures (known are {', '.join(known)}), mend it; "
-            "otherwise load the network with transformers and save it without these keys."
+            f"{name} does not read these keys of {folder}: {sorted(unread)[:8]}. Name another "
+            f"class in {_CONFIG} ({', '.join(known)}), or save the network without these keys."
         )
     for what in ("missing_keys", "mismatched_keys", "error_msgs"):
         if info.get(what):

@@ -15,11 +15,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.modeling_outputs import CausalLMOutput, ImageClassifierOutput
 
 from crate_interp.config import CrateConfig
-from crate_interp.models.autoencoder import HookedCrateMAE
-from crate_interp.models.clip import HookedCrateCLIP
+from crate_interp.models import autoencoder, clip, language, vision
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.language import HookedCrateLM
-from crate_interp.models.vision import HookedCrate
 
 SEPARATORS = ("<|bos|>", "<|endoftext|>")
 
@@ -49,10 +46,7 @@ class CrateHubConfig(transformers.PreTrainedConfig):
     def crate(self) -> CrateConfig:
         """Returns the CrateConfig; raises ValueError if the fields make none."""
         if not isinstance(self.config, dict):
-            raise ValueError(
-                f"{type(self).__name__} takes config=, the fields of a CrateConfig: use "
-                "AutoConfig.from_pretrained(folder), or config=model.cfg.to_dict()."
-            )
+            raise ValueError(f"{type(self).__name__} takes config=: give model.cfg.to_dict().")
         return CrateConfig.from_dict(self.config)
 
     # the names that transformers and TransformerLens read
@@ -142,7 +136,7 @@ class CrateForImageClassification(CrateHubModel):
 
     config_class = CrateVisionConfig
     main_input_name = "pixel_values"
-    hooked = HookedCrate
+    hooked = vision.HookedCrate
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
@@ -170,7 +164,7 @@ class CrateForCausalLM(CrateHubModel):
 
     config_class = CrateTextConfig
     main_input_name = "input_ids"
-    hooked = HookedCrateLM
+    hooked = language.HookedCrateLM
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
@@ -231,7 +225,7 @@ class CrateMAEModel(CrateHubModel):
 
     config_class = CrateMAEConfig
     main_input_name = "images"
-    hooked = HookedCrateMAE
+    hooked = autoencoder.HookedCrateMAE
 
 
 class CrateCLIPModel(CrateHubModel):
@@ -239,7 +233,7 @@ class CrateCLIPModel(CrateHubModel):
 
     config_class = CrateCLIPConfig
     main_input_name = "images"
-    hooked = HookedCrateCLIP
+    hooked = clip.HookedCrateCLIP
 
 
 def register() -> None:
@@ -261,16 +255,11 @@ def register() -> None:
     `build_bridge_from_module(AutoModelForCausalLM.from_pretrained(folder), "CrateForCausalLM",
     hf_config=AutoConfig.from_pretrained(folder))` of `transformer_lens.model_bridge.sources`.
     """
-    models = (
-        (CrateForImageClassification, transformers.AutoModelForImageClassification),
-        (CrateForCausalLM, transformers.AutoModelForCausalLM),
-        (CrateMAEModel, None),
-        (CrateCLIPModel, None),
-    )
-    for model, auto in models:
+    images, texts = transformers.AutoModelForImageClassification, transformers.AutoModelForCausalLM
+    images.register(CrateVisionConfig, CrateForImageClassification, exist_ok=True)
+    texts.register(CrateTextConfig, CrateForCausalLM, exist_ok=True)
+    for model in (CrateForImageClassification, CrateForCausalLM, CrateMAEModel, CrateCLIPModel):
         config: Any = model.config_class
         transformers.AutoConfig.register(config.model_type, config, exist_ok=True)
         transformers.AutoModel.register(config, model, exist_ok=True)
-        if auto is not None:
-            auto.register(config, model, exist_ok=True)
     AutoTokenizer.register(CrateTextConfig, tokenizer_class=CrateTokenizer, exist_ok=True)

@@ -20,8 +20,7 @@ import crate_interp as ci
 from crate_interp.cli import request as options
 from crate_interp.cli.commands import COMMANDS, Command
 from crate_interp.cli.request import CHUNKED, GROUPS, Request, of_annotations, say, typed
-from crate_interp.core import run_options
-from crate_interp.core.folders import locked
+from crate_interp.core import folders, run_options
 from crate_interp.core.safe_text import plain
 
 FAILED, UNEXPECTED, INTERRUPTED = 2, 3, 130  # exit codes
@@ -66,7 +65,7 @@ def command_function(name: str, command: Command) -> Callable[..., None]:
             with TemporaryDirectory() as scratch, dry_run():
                 command.call(replace(request, out=Path(scratch, "out")), **arguments)
             return
-        with locked(request.out) if alone else nullcontext():
+        with folders.locked(request.out) if alone else nullcontext():
             command.call(request, **arguments)
 
     first = {item: shared.pop(item) for item in _FIRST if item in shared}

@@ -212,8 +212,7 @@ def concentration(request: Request) -> None:
     result = request.measured(ci.circuits.concentration)
     shares = result.table("shares").pivot(index=["layer", "k"], columns="basis", values="carried")
     table = _in_text(shares[["native", "pca", "rotated"]].reset_index())
-    more = f"{result.text()}\n\n{result.legend()}"
-    request.show(result, ci.viz.concentration_page, table, more)
+    request.show(result, ci.viz.concentration_page, table, f"{result.text()}\n\n{result.legend()}")
 
 
 @command(
@@ -262,8 +261,7 @@ def graph(request: Request, sample: Annotated[int, _SAMPLE] = 0) -> None:
         if end is not None:  # the explorer has the same tokens, and so the same answer
             inputs = inputs[:, : end + 1]
             _, cache = model.run_with_cache(inputs)
-        page = ci.viz.explore(cache, inputs, name=name, graph="graph.html")
-        page.save(stage / "explore.html")
+        ci.viz.explore(cache, inputs, name=name, graph="graph.html").save(stage / "explore.html")
     say(f"{result.headline()}\nThe page: {request.out / 'graph.html'}")
 
 

@@ -19,7 +19,7 @@ from typer import Argument, Option
 
 import crate_interp as ci
 from crate_interp.core import checks
-from crate_interp.core.run_options import Pass, Run, RunOptions, note
+from crate_interp.core.run_options import Pass, Run, RunOptions
 
 POSITIONAL = ("source", "a", "b")
 
@@ -55,8 +55,7 @@ KINDS: dict[str, Any] = {
 def of_function(name: str) -> dict[str, Field]:
     """Returns the options of a public function such as "circuits.concentration"."""
     room, _, verb = name.rpartition(".")
-    module = ci._MODULE_OF[room or verb].replace(".", "/")
-    place = Path(ci.__file__).parents[1] / module
+    place = Path(ci.__file__).parents[1] / ci._MODULE_OF[room or verb].replace(".", "/")
     paths = place.rglob("*.py") if place.is_dir() else [place.with_suffix(".py")]
     parts = (path.read_text(encoding="utf-8").partition(f"\ndef {verb}(") for path in paths)
     text = next(text.partition("\n\n\n")[0] for _, found, text in parts if found)
@@ -219,15 +218,13 @@ class Request:
         """Returns the model of this name, on the device of this process."""
         import torch
 
-        from crate_interp.questions.asking import crowded
-        from crate_interp.questions.chunks import device_of_rank
-
-        if advice := crowded():
-            note(advice)
-
         source, arguments = self.checkpoint(source)
         arguments["dtype"] = None if self.dtype is None else getattr(torch, self.dtype)
-        return ci.bridge.load(source, device=self.device or device_of_rank(), **arguments)
+        device = self.device or "cpu"
+        if self.device is None and torch.cuda.is_available():  # without torchrun, LOCAL_RANK is 0
+            rank = int(os.environ.get("LOCAL_RANK", "0"))
+            device = f"cuda:{rank % torch.cuda.device_count()}"
+        return ci.bridge.load(source, device=device, **arguments)
 
     @cached_property
     def model(self) -> Any:

@@ -7,9 +7,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
-from crate_interp.stats import contrasts
+from crate_interp.stats import contrasts, intervals
 from crate_interp.stats.contrasts import Difference, Spread, by_group, centre, contrast
-from crate_interp.stats.intervals import LEVEL, holm, max_t
 from crate_interp.sweeps.moments import TOGETHER, moments_of
 from crate_interp.sweeps.result import SweepResult
 
@@ -142,12 +141,12 @@ def differences(
             tables = twins[0].reindex(columns=own), twins[1].reindex(columns=other)
             arrays = [table.to_numpy(float) for table in tables]
             untrained_p = _over_samples(arrays[0], arrays[1], pair[0][name].groups)[1]
-    p = holm(difference.p) if adjusted is None else adjusted
+    p = intervals.holm(difference.p) if adjusted is None else adjusted
     probe, statistic = name.split(".")
     columns = {
         "probe": probe, "statistic": statistic, "layer": own, "layer_b": other,
         "a": means[0], "b": means[1], "difference": difference.value, "low": difference.low,
-        "high": difference.high, "p": p, "holds": np.where(np.isnan(p), 1.0, p) <= LEVEL,
+        "high": difference.high, "p": p, "holds": np.where(np.isnan(p), 1.0, p) <= intervals.LEVEL,
         "n": n, "untrained_p": untrained_p,
     }  # fmt: skip
     return pd.DataFrame(columns | _beside(one, two, difference, independent, same_twins))
@@ -173,7 +172,7 @@ def _over_samples(
     """
     free = by_group(a - b, groups)
     difference = contrasts.paired(free)
-    return difference, max_t(free, difference.p), (~np.isnan(free)).sum(axis=0)
+    return difference, intervals.max_t(free, difference.p), (~np.isnan(free)).sum(axis=0)
 
 
 def _over_networks(one: Group, two: Group) -> tuple[list[Spread], np.ndarray, np.ndarray]:
@@ -213,7 +212,7 @@ def _beside(
         "untrained_a": means[0], "untrained_b": means[1], "untrained": untrained,
         "untrained_low": beside.low, "untrained_high": beside.high,
         "excess": excess.value, "excess_low": excess.low, "excess_high": excess.high,
-        "excess_p": holm(excess.p),
+        "excess_p": intervals.holm(excess.p),
     }  # fmt: skip
 
 
@@ -257,23 +256,3 @@ def not_shared(a: Side, b: Side, metas: Sequence[Mapping[str, Any]]) -> dict[str
         elif len(both) == 2 and any(own.values is None and not own.of_weights for own in every):
             found[name] = "the sweep kept only the means of heads: compare the models instead"
     return found
-
-
-def noted(metas: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Returns harmless differences in the settings of probes: "probe.setting" -> how they differ.
-
-    These are the choice of the map measured in place of U, and settings that only one side has.
-    """
-    a, b = (
-        {_CHOSEN: meta["config"].get(_CHOSEN) or "its own U"}
-        | {
-            f"{probe}.{key}": value
-            for probe in metas[0]["probes"]
-            if probe in metas[1]["probes"]
-            for key, value in meta["probes"][probe]["settings"].items()
-            if key != _CHOSEN
-        }
-        for meta in metas
-    )
-    pairs = {key: (str(a.get(key, "not set")), str(b.get(key, "not set"))) for key in a | b}
-    return {key: f"{one} in a, {two} in b" for key, (one, two) in pairs.items() if one != two}

@@ -31,7 +31,7 @@ class Comparison(Result):
 
     Stored tables: `differences`; and `networks`, with a row per network (side, number, trained),
     statistic and layer: mean, error (standard error over samples), n. meta: a and b with names and
-    digests, `layers` (the pairs), `not_compared` (with reasons), `noted` (settings that differ),
+    digests, `layers` (the pairs), `not_compared` (with reasons), `noted` (which maps stand for U),
     `heads_averaged` (statistics that are means over heads), `of_weights`.
     """
 
@@ -103,10 +103,13 @@ class Comparison(Result):
             return [f"{model}: no difference has an interval."]
         held, beyond = int(table["holds"].sum()), int(evidence(table).sum())
         spread = bool(table["excess_p"].notna().any())
+        start = "" if beyond > LEVEL * count else "No evidence of a difference: "
+        fewest = min(len(self.meta[side]["untrained"]) for side in "ab")
+        if start and 0 < fewest < _FEW:
+            start = f"Can't tell from {fewest} untrained (give 5): "
+        how = "exceed the spread between untrained networks" if spread else "hold"
         said = [
-            self._against_chance(beyond <= LEVEL * count)
-            + f"{beyond} of {count} differences "
-            + ("exceed the spread between untrained networks." if spread else "hold."),
+            f"{start}{beyond} of {count} differences {how}.",
             f"At most {LEVEL * count:.2g} would by chance.",
             f"{held} differences hold between these networks ({model})." if spread else "",
         ]
@@ -122,13 +125,6 @@ class Comparison(Result):
             sides = f" in {self.meta['a']['name']}, in {layers} of {of} layers."
             said[:2] = start + ("higher" if higher else "lower") + sides, " ".join(said[:2])
         return [words for words in said if words]
-
-    def _against_chance(self, none: bool) -> str:
-        """Returns the first words of the answer: whether the differences are evidence at all."""
-        fewest = min(len(self.meta[side]["untrained"]) for side in "ab")
-        if none and 0 < fewest < _FEW:
-            return f"Can't tell from {fewest} untrained (give 5): "
-        return "No evidence of a difference: " if none else ""
 
     def finding(self) -> str:
         """Returns how many differences are evidence, what stands beside that, and the largest."""

@@ -24,8 +24,7 @@ from crate_interp.probes import Probe
 from crate_interp.questions.batches import check_model, samples_of
 from crate_interp.questions.provenance import data_meta, probes_meta
 from crate_interp.questions.untrained_twins import twin
-from crate_interp.results import sample_ranges
-from crate_interp.results.result_files import META
+from crate_interp.results import result_files, sample_ranges
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import Probes, check_masks, fitting, sweep
 
@@ -131,12 +130,8 @@ def _listed(name: str, names: object) -> list[Network]:
     Raises ValueError for anything but results and hooked models of one architecture.
     """
     many: list[Any] = list(names) if isinstance(names, (list, tuple)) else [names]
-    wrong = [one for one in many if not isinstance(one, (SweepResult, HookedModel))]
-    if wrong or not many:
-        raise ValueError(
-            f"{name} is {checks.quote(names)}: give a model such as ci.load(...) returns, a result "
-            "of ci.sweep, or a list of them for seeds."
-        )
+    if not many or not all(isinstance(one, (SweepResult, HookedModel)) for one in many):
+        raise ValueError(f"{name} is {checks.quote(names)}: give models, or results of ci.sweep.")
     if len({_architecture(one) for one in many}) > 1:
         raise ValueError(f"{name} is a list of networks of different architectures: give one.")
     return many
@@ -161,10 +156,8 @@ def _count_twins(untrained: Any, models: bool) -> tuple[int, Results]:
     pair = untrained if isinstance(untrained, (tuple, list)) else ()
     groups = [list(group) if isinstance(group, (list, tuple)) else [group] for group in pair]
     if len(groups) != 2 or not all(isinstance(one, SweepResult) for one in sum(groups, [])):
-        raise ValueError(
-            f"untrained={checks.quote(untrained)}: give how many untrained copies to make, or "
-            "([...], [...]) with the results of the untrained copies of a and of b."
-        )
+        words = "give how many untrained copies to make, or ([...], [...]) with their results"
+        raise ValueError(f"untrained={checks.quote(untrained)}: {words}, for a and for b.")
     return 0, groups
 
 
@@ -178,14 +171,8 @@ def _check_samples(results: Sequence[SweepResult], of_models: Sequence[tuple] = 
         raise ValueError("the samples of a cache's result are unknown: use ci.sweep on data.")
     for data, unit in places[1:]:
         if not sample_ranges.same(places[0][0], data) or places[0][1] != unit:
-            of = (
-                f"{plain(entry['fingerprint'], 60)} samples {entry['start']} to {entry['stop'] - 1}"
-                for entry in (places[0][0][0], data[0])
-            )
-            raise ValueError(
-                f"the networks saw different samples, {' and '.join(of)}: sweep all on the "
-                "same data with the same limit (windows of tokens: same tokenizer and n_ctx)."
-            )
+            words = "sweep all on the same data, with the same limit, tokenizer and n_ctx"
+            raise ValueError(f"the networks saw different samples: {words}.")
 
 
 def _measured(
@@ -235,7 +222,7 @@ def _swept(
     # nothing in the folder tells whether a saved sweep used the caller's own probe as it is now
     own = chosen if isinstance(chosen, (list, tuple)) else [chosen]
     own = any(isinstance(one, Probe) for one in own)
-    if place is not None and not own and (place / META).is_file():
+    if place is not None and not own and (place / result_files.META).is_file():
         found = SweepResult.load(place)
         meta = data_meta(model, samples, options.batch_size) | probes_meta(probes, model)
         wanted = SweepResult(found.stored, meta)
@@ -288,25 +275,19 @@ def _compared(results: Results, twins: Results, names: Names) -> Comparison:
     digests = [[one.meta["model_digest"] for one in random] for random in twins]
     same = bool(digests[0]) and digests[0] == digests[1]
     parts = [difference_tables.differences(a, b, name, pairs, same) for name in chosen]
-    tables = {
-        "differences": pd.concat(parts, ignore_index=True),
-        "networks": difference_tables.networks(a, b, chosen),
-    }
+    tables = {"differences": pd.concat(parts, ignore_index=True)}
+    tables["networks"] = difference_tables.networks(a, b, chosen)
     models = [meta["model"] or f"{meta['config'].get('family', 'a')} model" for meta in metas]
     called = [plain(name, _NAME) for name in (models if names is None else names)]
     if called[0] == called[1]:
         called = [f"{called[0]} (a)", f"{called[1]} (b)"]
-    sides = {
-        side: {
-            "name": name,
-            "networks": [one.meta["model_digest"] for one in own],
-            "untrained": random,
-            "n_layers": own[0].meta["n_layers"],
-            "versions": own[0].meta["versions"],
-        }
-        for side, name, own, random in zip("ab", called, results, digests, strict=True)
-    }
+    sides = {}
+    for side, name, own, random in zip("ab", called, results, digests, strict=True):
+        networks = [one.meta["model_digest"] for one in own]
+        same_in_all = {key: own[0].meta[key] for key in ("n_layers", "versions")}
+        sides[side] = {"name": name, "networks": networks, "untrained": random, **same_in_all}
     probes = dict.fromkeys(name.partition(".")[0] for name in chosen)
+    maps = [meta["config"].get("subspaces") or "its own U" for meta in metas]
     both = {
         key: " and ".join(dict.fromkeys(str(meta[key]) for meta in metas))
         for key in ("dtype", "device")
@@ -319,7 +300,7 @@ def _compared(results: Results, twins: Results, names: Names) -> Comparison:
         **{key: metas[0][key] for key in ("data", "n_samples", "unit", "versions")},
         "layers": pairs,
         "not_compared": left,
-        "noted": difference_tables.noted(metas),
+        "noted": {} if maps[0] == maps[1] else {"subspaces": f"{maps[0]} in a, {maps[1]} in b"},
         "heads_averaged": [name for name in chosen if a.networks[0][name].per_head],
         "statistics": {name: metas[0]["statistics"][name] for name in chosen},
         "probes": {name: metas[0]["probes"][name] for name in probes},

@@ -2,7 +2,7 @@
 
 import difflib
 import reprlib
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from numbers import Integral, Real
 from typing import Any
 
@@ -106,9 +106,7 @@ def non_negative(name: str, value: Any) -> float:
 
     Raises ValueError, with the argument's `name`, for any other value.
     """
-    if not is_number(value) or value < 0:
-        raise ValueError(f"{name}={quote(value)}: give a finite number of at least 0.")
-    return _plain(value)
+    return _number(name, value, lambda x: x >= 0, "a finite number of at least 0")
 
 
 def positive(name: str, value: Any) -> float:
@@ -116,16 +114,12 @@ def positive(name: str, value: Any) -> float:
 
     Raises ValueError, with the argument's `name`, for any other value.
     """
-    if not is_number(value) or value <= 0:
-        raise ValueError(f"{name}={quote(value)}: give a finite number above 0.")
-    return _plain(value)
+    return _number(name, value, lambda x: x > 0, "a finite number above 0")
 
 
 def share(name: str, value: Any) -> float:
     """Returns a share; raises ValueError unless it is above 0 and at most 1."""
-    if not is_number(value) or not 0 < value <= 1:
-        raise ValueError(f"{name}={quote(value)}: give a share above 0 and at most 1.")
-    return _plain(value)
+    return _number(name, value, lambda x: 0 < x <= 1, "a share above 0 and at most 1")
 
 
 def one_of(name: str, value: object, choices: Collection[str]) -> str:
@@ -160,6 +154,8 @@ def did_you_mean(name: str, choices: Iterable[str], otherwise: str = "") -> str:
     return f"Did you mean {', '.join(near)}?" if near else otherwise
 
 
-def _plain(value: Any) -> Any:
-    """Returns a NumPy number as a Python number; ints and floats are returned unchanged."""
+def _number(name: str, value: Any, fits: Callable[[Any], bool], words: str) -> Any:
+    """Returns a number of Python, not of NumPy. Raises ValueError if it does not fit."""
+    if not is_number(value) or not fits(value):
+        raise ValueError(f"{name}={quote(value)}: give {words}.")
     return value.item() if hasattr(value, "item") else value

@@ -53,8 +53,6 @@ def remove_unfinished(folder: Path, prefix: str = ".") -> None:
 
 def lives(process: int) -> bool:
     """Tells whether a process of this machine runs."""
-    if os.name == "nt":  # there, the call below would end the process
-        return True
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
@@ -89,16 +87,13 @@ def foreign(folder: Path, names: Collection[str]) -> ValueError:
     """Returns the error for files that would be lost, and that no index or ledger of ours names."""
     some = ", ".join(plain(repr(name), 100) for name in sorted(names)[:5])
     return ValueError(
-        f"{str(folder)!r} holds {len(names)} files that crate_interp did not write, or that were "
-        f"changed since, and that would be lost: {some}. Nothing was removed. Move these files to "
-        "another place, or give another folder."
+        f"{str(folder)!r} holds {len(names)} files that crate_interp did not write, or that have "
+        f"changed since: {some}. Nothing was removed. Move them, or give another folder."
     )
 
 
 def flush(path: Path) -> None:
     """Waits until the bytes of a file, or the names in a folder, are on the disk."""
-    if os.name == "nt" and path.is_dir():
-        return  # Windows cannot open a folder
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(handle)

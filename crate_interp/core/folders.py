@@ -5,6 +5,7 @@ removed first and written last, so a folder whose writer died has no index. Befo
 a journal lists the old files and the new ones; the next writer reads it.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -24,6 +25,23 @@ _SUFFIXES = (
 )  # fmt: skip
 
 Index = Mapping[str, Any] | None  # what an index holds; None: there will be none
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def writable(out: Path, *others: type[Exception]) -> Iterator[None]:
+    """Turns an OSError in the `with` block, or one of `others`, into a ValueError that says why."""
+    try:
+        yield
+    except (OSError, *others) as error:
+        advice, reason = "Give another folder.", getattr(error, "strerror", None) or error
+        if getattr(error, "errno", None) in _FULL:
+            advice = "Finished chunks are kept. Free some space, then run the same command again."
+        if isinstance(error, Timeout):
+            reason = "it is being written by another process, wait until it ends"
+        if isinstance(error, FileExistsError):
+            reason = "it is a file, and a folder is wanted"
+        raise ValueError(f"cannot write into {str(out)!r}: {reason}. {advice}") from None
 
 
 @contextmanager
@@ -36,21 +54,13 @@ def locked(folder: str | Path) -> Iterator[Path]:
     """
     out = Path(folder)
     files.check_regular(out / LOCK)
-    try:
+    with writable(out, ValueError):  # ValueError: a name that no folder can have
         str(out).encode()  # raises for a name that is not valid text
         new = not out.exists()
         out.mkdir(parents=True, exist_ok=True)
         lock = FileLock(out.resolve() / LOCK, timeout=0, is_singleton=True)
         nested = lock.is_locked
         lock.acquire()
-    except (OSError, ValueError) as error:  # ValueError: a name that no folder can have
-        reason = getattr(error, "strerror", None) or error
-        if isinstance(error, Timeout):
-            reason = "it is being written by another process, wait until it ends"
-        if isinstance(error, FileExistsError):
-            reason = "it is a file, and a folder is wanted"
-        words = f"cannot write into {str(out)!r}: {reason}. Give another folder."
-        raise ValueError(words) from None
     try:
         yield out
     finally:

@@ -155,11 +155,9 @@ def run_options(
     checks.limit(options.limit)
     if options.tag is not None and not (isinstance(options.tag, str) and options.tag):
         raise ValueError(f"tag={options.tag!r}: give a text, such as 'weights of 3 May'.")
-    return replace(
-        options,
-        batch_size=checks.count("batch_size", options.batch_size),
-        workers=checks.count("workers", options.workers, least=0),
-        skip_bad=checks.flag("skip_bad", options.skip_bad),
-        chunk_size=checks.count("chunk_size", options.chunk_size),
-        resume=checks.flag("resume", options.resume),
-    )
+    checked: dict[str, Any] = {}
+    for name, least in (("batch_size", 1), ("workers", 0), ("chunk_size", 1)):
+        checked[name] = checks.count(name, getattr(options, name), least)
+    for name in ("skip_bad", "resume"):
+        checked[name] = checks.flag(name, getattr(options, name))
+    return replace(options, **checked)

@@ -102,8 +102,7 @@ def folder_samples(where: str | Path, how: ImageReading) -> Samples:
 
     Raises ValueError if there is no such folder, if it has no pictures, or if its sub-folders are
     splits, such as train and val, instead of labels. A picture is opened when its sample is read.
-    This raises ValueError if the picture cannot be decoded, or if its file has vanished or changed
-    its size since the folder was listed.
+    This raises ValueError if the picture cannot be decoded.
     """
     folder = Path(expanduser(where))
     if not isdir(folder):
@@ -122,28 +121,16 @@ def folder_samples(where: str | Path, how: ImageReading) -> Samples:
     splits = sorted(set(labels or ()))
     if splits and all(name.lower() in SPLITS for name in splits):
         best = min(splits, key=lambda name: SPLITS.index(name.lower()))
-        raise ValueError(
-            f"{quoted(folder)} holds splits ({', '.join(splits)}), not folders of labels. "
-            f'Give one split: "imagefolder:{plain(folder / best, 1000)}".'
-        )
+        given = f"{quoted(folder)} holds splits ({', '.join(splits)}), not folders of labels"
+        raise ValueError(f'{given}. Give one split: "imagefolder:{plain(folder / best, 1000)}".')
     if unread:
         warnings.warn(f"files in {quoted(folder)} are left out.{advice}", stacklevel=2)
     sizes = [size_of(folder / name) for name in names]
     print_ = f"imagefolder:{'' if labels is None else 'spread:'}{names_and_sizes(names, sizes)}"
     if labels is not None:
         order = spread(labels)
-        names, sizes, labels = ([one[place] for place in order] for one in (names, sizes, labels))
-
-    def read(start: int, stop: int) -> list[Item]:
-        items = [Item(folder / name) for name in names[start:stop]]
-        for item, size in zip(items, sizes[start:stop], strict=True):
-            if size_of(item.value) != size:
-                raise ValueError(
-                    f"{quoted(item.value)} has another size than when the folder was listed: put "
-                    "it back, or start over with resume=False (--restart)."
-                )
-        return items
-
+        names, labels = ([one[place] for place in order] for one in (names, labels))
+    read = lambda start, stop: [Item(folder / name) for name in names[start:stop]]  # noqa: E731
     return file_samples(read, folder, names, how, print_, labels=labels)
 
 

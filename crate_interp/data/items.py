@@ -16,7 +16,6 @@ from PIL import Image
 from torch import Tensor
 
 from crate_interp.core import checks, pictures
-from crate_interp.core.pictures import Later, Undecodable
 from crate_interp.core.safe_text import plain
 from crate_interp.data.samples import ImageReading, Preprocess, Samples
 
@@ -25,7 +24,7 @@ LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 MASK_KEYS = ("mask", "masks", "segmentation", "label_mask", "annotation", "seg")
 MASK_MODES = ("1", "L", "P")
 IGNORE = 255
-_PICTURES = (Image.Image, Path, str, Later)
+_PICTURES = (Image.Image, Path, str, pictures.Later)
 _VALUES = (Tensor, np.ndarray, list, tuple, *_PICTURES)
 
 
@@ -77,10 +76,8 @@ def item_of(thing: object, where: str) -> Item:
     elif len(thing) == 2 and isinstance(thing[0], _VALUES):
         (value, second), mask = thing, None
     else:
-        raise ValueError(
-            f"{where} is a {type(thing).__name__} of {len(thing)} parts: give (image, label), "
-            '(image, mask) or a dictionary such as {"image": ..., "label": ...}.'
-        )
+        given = f"{where} is a {type(thing).__name__} of {len(thing)} parts"
+        raise ValueError(f'{given}: give (image, label) or {{"image": ..., "label": ...}}.')
     if mask is None and _is_mask(second, value):
         return Item(value, mask=second)
     return Item(value, second, mask)
@@ -173,10 +170,8 @@ def _image(value: Any, number: int) -> Any:
         return upright_array(value, f"sample {number}")
     file = not isinstance(value, str) or value.lower().endswith(pictures.SUFFIXES) or exists(value)
     if not isinstance(value, _PICTURES) or not file:
-        raise ValueError(
-            f"sample {number} is {checks.quote(value)}, but this model reads images: give PIL "
-            "images, paths of picture files, or arrays."
-        )
+        given = f"sample {number} is {checks.quote(value)}, but this model reads images"
+        raise ValueError(f"{given}: give PIL images, paths of picture files, or arrays.")
     return value
 
 
@@ -201,7 +196,7 @@ def image_of(value: Any, number: int, preprocess: Preprocess) -> Tensor:
     """
     try:
         return preprocess(value[None] if is_array(value) else [value])
-    except Undecodable:
+    except pictures.Undecodable:
         raise
     except ValueError as error:
         raise ValueError(f"sample {number}: {error}") from error
@@ -242,7 +237,7 @@ class MaskReader:
         return classes.where(classes != IGNORE, 1) if self.binary else classes
 
     def _may_be_binary(self, number: int) -> bool:
-        with suppress(Undecodable):  # raised when it is read
+        with suppress(pictures.Undecodable):  # raised when it is read
             mask = _mask_picture(self.items(number, number + 1)[0], number)
             values = np.asarray(mask) if mask.mode in ("L", "P") else np.zeros(1)
             return not ((values != 0) & (values != IGNORE)).any()
@@ -252,17 +247,15 @@ class MaskReader:
 def _mask_picture(item: Item, number: int) -> Image.Image:
     """Returns the mask of an item as a picture; raises ValueError unless it is [height, width]."""
     if item.mask is None:
-        raise Undecodable(f"sample {number} has no mask, but other samples do.")
+        raise pictures.Undecodable(f"sample {number} has no mask, but other samples do.")
     if isinstance(item.mask, _PICTURES):
         return pictures.loaded(item.mask, "mask")[0]
     array = torch.as_tensor(item.mask)
     array = array[0] if array.ndim == 3 and len(array) == 1 else array
     whole = not array.is_floating_point() and not array.is_complex()
     if array.ndim != 2 or not whole or array.min() < 0 or array.max() > 255:
-        raise ValueError(
-            f"the mask of sample {number} is {array.dtype} of shape {list(array.shape)}. Give the "
-            "class of each pixel, whole numbers from 0 to 255, [height, width]."
-        )
+        given = f"the mask of sample {number} is {array.dtype} of shape {list(array.shape)}"
+        raise ValueError(f"{given}: give the class of each pixel, 0 to 255, [height, width].")
     return Image.fromarray(array.to(torch.uint8).cpu().numpy())
 
 
@@ -272,7 +265,7 @@ def _size_of(value: Any, number: int) -> tuple[int, int]:
     if is_array(value):
         height, width = upright_array(value, what).shape[-2:]
         return width, height
-    if isinstance(value, Later):
+    if isinstance(value, pictures.Later):
         return value.size()
     if isinstance(value, Image.Image):
         return pictures.upright_size(value, what)

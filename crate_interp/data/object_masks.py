@@ -57,10 +57,8 @@ def coco_samples(where: str, how: ImageReading) -> Samples:
             region = (row["segmentation"], row.get("iscrowd"), classes[row["category_id"]])
             regions[row["image_id"]].append(region)
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"cannot read the annotations {quoted(path)}: {plain(repr(error))}. Give a JSON file "
-            "in COCO's format, with images, annotations and categories."
-        ) from None
+        given = f"cannot read the annotations {quoted(path)}: {plain(repr(error))}"
+        raise ValueError(f"{given}. Give a JSON file in COCO's format.") from None
     if len(ids) >= IGNORE or len(sizes) != len(names):
         raise ValueError(f"{quoted(path)} has more than 254 categories, or an image id twice.")
     paths, items = [inside(folder, name, path) for name in names], []
@@ -139,10 +137,8 @@ def voc_samples(where: str, how: ImageReading) -> Samples:
     folder, split = path_and_option(where)
     for place in (folder, folder / VOC_IMAGES, folder / VOC_MASKS):
         if not isdir(place):
-            raise ValueError(
-                f"{quoted(place)} is not a folder: give voc:DIR or voc:DIR:SPLIT, where DIR has "
-                f"{VOC_IMAGES}/ and {VOC_MASKS}/."
-            )
+            words = f"where DIR has {VOC_IMAGES}/ and {VOC_MASKS}/"
+            raise ValueError(f"{quoted(place)} is not a folder: give voc:DIR, {words}.")
     images, masks = (
         {splitext(name)[0]: f"{kind}/{name}" for name in names_under(folder / kind)}
         for kind in (VOC_IMAGES, VOC_MASKS)
@@ -166,10 +162,8 @@ def _split(folder: Path, split: str) -> list[str]:
     path = folder / VOC_SPLITS / f"{split}.txt"
     known = sorted(one.stem for one in path.parent.glob("*.txt"))
     if split not in known:
-        raise ValueError(
-            f"no split of {quoted(folder)} is called {quoted(split)}: give one of "
-            f"{plain(', '.join(known), 1000)}, or voc:DIR for all images with a mask."
-        )
+        given = f"no split of {quoted(folder)} is called {quoted(split)}"
+        raise ValueError(f"{given}: give one of {plain(', '.join(known), 1000)}, or voc:DIR.")
     text = path.read_text("utf-8", errors="surrogateescape")  # file names may be any bytes
     return [line.split()[0] for line in text.splitlines() if line.strip()]
 
@@ -194,10 +188,8 @@ def cutout_samples(where: str, how: ImageReading) -> Samples:
     folder, option = path_and_option(where)
     seed = option or "0"
     if not isdir(folder) or not (seed.isascii() and seed.isdecimal() and len(seed) < 20):
-        raise ValueError(
-            f"cutouts:{plain(where, 1000)} is not a folder: give cutouts:DIR or cutouts:DIR:SEED, "
-            "where SEED is a whole number."
-        )
+        given = f"cutouts:{plain(where, 1000)} is not a folder"
+        raise ValueError(f"{given}: give cutouts:DIR, or cutouts:DIR:NUMBER with a seed.")
     backgrounds = folder / BACKGROUNDS
     behind = names_under(backgrounds)
 

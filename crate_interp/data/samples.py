@@ -145,16 +145,10 @@ def contents(table: pd.DataFrame, start: int, stop: int, count: int) -> dict[str
     return found
 
 
-def named(names: Sequence[str]) -> str:
-    """Returns the first four file names, quoted for an error message."""
-    return ", ".join(map(quoted, names[:4]))
-
-
 def _changed_meanwhile(name: str) -> ValueError:
     return ValueError(
-        f"{quoted(name)}: the content has changed since this run first read it. Start over with "
-        "resume=False (--restart) or another folder for the result, and leave the files unchanged "
-        "until the run ends."
+        f"{quoted(name)}: the content has changed since this run first read it. Leave the files "
+        "unchanged, and start over with resume=False (--restart) or another folder."
     )
 
 
@@ -219,10 +213,8 @@ class Samples:
         count = 0 if self.names is None else len(self.names)
         for number, label in enumerate(self.labels or () if count else (), self.start):
             if checks.is_int(label) and not 0 <= label < count:
-                raise ValueError(
-                    f"the label of sample {number} is {label}, but the data names {count} classes: "
-                    f"give numbers from 0 to {count - 1}, or None for a sample without a label."
-                )
+                words = f"the label of sample {number} is {label}, but the data names {count}"
+                raise ValueError(f"{words} classes: give 0 to {count - 1}, or None.")
 
     def __len__(self) -> int:
         return self.n
@@ -272,12 +264,17 @@ def first(samples: Samples, limit: int | None) -> Samples:
 
 
 @dataclass(frozen=True)
-class Run:
+class Batch:
     """Contiguous samples from number `start` on, with their masks if masks are read."""
 
-    start: int
     inputs: Tensor
+    start: int
     masks: Tensor | None = None
+
+    @property
+    def last(self) -> int:
+        """Returns the number of the last sample."""
+        return self.start + len(self.inputs) - 1
 
 
 @dataclass(frozen=True)
@@ -288,7 +285,7 @@ class Found:
     if a worker has read them.
     """
 
-    runs: list[Run]
+    runs: list[Batch]
     bad: dict[int, str]
     notes: Notes = field(default_factory=dict)
 
@@ -324,9 +321,9 @@ def bad_ones(samples: Samples, start: int, stop: int, masks: bool) -> dict[int, 
     return bad
 
 
-def _run(samples: Samples, start: int, stop: int, masks: bool) -> Run:
+def _run(samples: Samples, start: int, stop: int, masks: bool) -> Batch:
     inputs = samples.read(start, stop)
-    return Run(start, inputs, samples.masks(start, stop) if masks and samples.masks else None)
+    return Batch(inputs, start, samples.masks(start, stop) if masks and samples.masks else None)
 
 
 def grouped(samples: Samples, groups: object, table: object = None) -> Samples:

@@ -10,11 +10,8 @@ from PIL import Image
 from torch import Tensor
 
 from crate_interp.core import checks, pictures, safe_text
-from crate_interp.data import folder_listing, object_masks, streams, tables, texts
-from crate_interp.data.items import is_array
+from crate_interp.data import folder_listing, items, object_masks, streams, tables, texts
 from crate_interp.data.samples import ImageReading, Preprocess, Samples, first
-from crate_interp.data.tables import Table, is_table, table_samples
-from crate_interp.data.texts import TextReading
 
 
 @dataclass(frozen=True)
@@ -27,7 +24,7 @@ class Source:
 
     form: str
     images: Callable[[str, ImageReading], Samples]
-    table: Callable[[str], Table] | None = None
+    table: Callable[[str], tables.Table] | None = None
     masks: bool = True
 
 
@@ -51,7 +48,7 @@ def forms(*, masks: bool = False, text: bool = False) -> str:
     return f"{', '.join(names)} or {last}"
 
 
-def _named_text(data: str, how: TextReading) -> Samples:
+def _named_text(data: str, how: texts.TextReading) -> Samples:
     source, where = _source_of(data, "text")
     assert source.table is not None
     samples = texts.table_of_text(source.table(where), how)
@@ -78,13 +75,13 @@ def _is_folder(data: object) -> bool:
 # Data has the first form that fits: how to tell, and what makes samples of its images, or of its
 # text.
 FORMS: tuple[tuple[Callable[[Any], bool], Any, Any], ...] = (
-    (is_array, texts.tensor_samples, texts.token_samples),
+    (items.is_array, texts.tensor_samples, texts.token_samples),
     (_is_file, _one_picture, texts.file_of_text),
     (_is_folder, folder_listing.folder_samples, None),
     (lambda data: isinstance(data, str), _named_images, _named_text),
     (lambda data: isinstance(data, Image.Image), _one_picture, None),
     (streams.is_stream, lambda data, how: streams.image_stream(data, how).first_samples(), None),
-    (is_table, table_samples, texts.table_of_text),
+    (tables.is_table, tables.table_samples, texts.table_of_text),
     (texts.is_pair, texts.pair_samples, texts.pair_of_text),
     (texts.is_sequence, texts.sequence_samples, texts.text_sequence),
 )
@@ -97,7 +94,7 @@ _WORDS = {  # what to give, for errors
 }
 
 
-def _samples_of(data: Any, kind: str, how: ImageReading | TextReading) -> Samples:
+def _samples_of(data: Any, kind: str, how: ImageReading | texts.TextReading) -> Samples:
     """Returns the first samples of data, by the first form that fits."""
     checks.limit(how.limit)
     if streams.is_loader(data):
@@ -116,12 +113,12 @@ def _samples_of(data: Any, kind: str, how: ImageReading | TextReading) -> Sample
     return first(opens(data, how), how.limit)
 
 
-def table_named(data: object) -> Table | None:
+def table_named(data: object) -> tables.Table | None:
     """Returns the table that data is, or that a string such as "embedded:NAME" names, or None."""
     if isinstance(data, str) and not os.path.exists(data):
         source, where = _source_of(data, "images")
         return None if source.table is None else source.table(where)
-    return data if is_table(data) else None
+    return data if tables.is_table(data) else None
 
 
 def _source_of(data: str, kind: str) -> tuple[Source, str]:
@@ -228,4 +225,4 @@ def open_text(
         ValueError: For anything else, for data without tokens, and for texts shorter than one
             window.
     """
-    return _samples_of(data, "text", TextReading(windows, limit, encode))
+    return _samples_of(data, "text", texts.TextReading(windows, limit, encode))

@@ -21,7 +21,6 @@ from crate_interp.data import items, texts
 from crate_interp.data.items import Item, is_array
 from crate_interp.data.samples import ImageReading, Samples
 from crate_interp.data.tables import columns_of, is_table, text_column
-from crate_interp.data.texts import DRAWS, is_pair, is_sequence, names_of
 
 Row = Item
 
@@ -56,10 +55,8 @@ class Stream:
         Raises ValueError if there is no limit.
         """
         if self.limit is None:
-            raise ValueError(
-                "the dataset is a stream, whose samples are needed more than once: give limit=n, "
-                "which keeps the first n samples in memory, or data with a length."
-            )
+            words = "the dataset is a stream, whose samples are needed more than once"
+            raise ValueError(f"{words}: give limit=n, or data with a length.")
         return self.held(list(self.rows()), 0)
 
 
@@ -71,9 +68,9 @@ def is_stream(data: object) -> bool:
         return not hasattr(data, "__len__")
     if isinstance(data, IterableDataset):
         return True
-    if isinstance(data, (str, bytes, Mapping, Samples)) or is_array(data) or is_pair(data):
+    if isinstance(data, (str, bytes, Mapping, Samples)) or is_array(data) or texts.is_pair(data):
         return False
-    if not is_sequence(data):
+    if not texts.is_sequence(data):
         return isinstance(data, Iterable)
     first: Any = data[0] if isinstance(data, list) and data else None
     if isinstance(first, (tuple, list, Mapping)):
@@ -101,7 +98,7 @@ def image_stream(data: Any, how: ImageReading) -> Stream:
         read = lambda: columns.items(rows)  # noqa: E731
     else:
         read, print_ = _items_of(data, _separated, how.limit)
-        names = names_of(data) or names_of(getattr(data, "dataset", None))
+        names = texts.names_of(data) or texts.names_of(getattr(data, "dataset", None))
 
     def samples_of_rows(rows: Sequence[Item], start: int) -> Samples:
         numbers, labels = range(start, start + len(rows)), [item.label for item in rows]
@@ -202,15 +199,13 @@ def _items_of(
             every = chain([] if first is None else [first], rest[0])
         for number, item in enumerate(every):
             if number == 0 and items.digest_of(item).hex() != print_:
-                raise ValueError(
-                    "the stream begins with another sample when it is read again: give data with a "
-                    "fixed order and without random transforms."
-                )
+                words = "the stream begins with another sample when it is read again"
+                raise ValueError(f"{words}: give a fixed order, without random transforms.")
             if number == 1:
                 rest.clear()
             yield item
 
-    for _ in range(0 if once or first is None else DRAWS):
+    for _ in range(0 if once or first is None else texts.DRAWS):
         next(read())
     many = "all samples" if limit is None else f"the first {limit}"
     return read, f"stream of {type(data).__name__}:begins sha256 {print_[:16]}:{many}"
@@ -298,4 +293,4 @@ def samples_of_loader(loader: DataLoader, tokens: bool = False) -> Any:
         )
     if loader.collate_fn in (loading.default_collate, loading.default_convert):
         return dataset
-    return CollatedItems(loader, dataset, names_of(loader.dataset), tokens)
+    return CollatedItems(loader, dataset, texts.names_of(loader.dataset), tokens)

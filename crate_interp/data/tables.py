@@ -24,12 +24,6 @@ from crate_interp.data.samples import ImageReading, Samples
 if TYPE_CHECKING:  # the import takes a second, so it waits until a data set is opened
     import datasets
 
-# An error shows this code to users who trust a table: the code copies the files that the table
-# names into the table.
-EMBED = (
-    "from datasets.table import embed_table_storage; data = data.with_format('arrow')"
-    ".map(embed_table_storage, batched=True).with_format(None)"
-)
 EMBEDDED = ("fashion", "pictures", "held-out-text", "repeats")
 _ASSETS = Path(__file__).parent.parent / "assets"
 _HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*):(\w[\w.\[\]:%+-]*)", re.ASCII)
@@ -103,10 +97,7 @@ def table_samples(table: Table, how: ImageReading, fingerprint: str | None = Non
     """
     columns = columns_of(table, masks=how.masks is not None)
     if table.format["type"] == "custom":
-        raise ValueError(
-            "the dataset has a transform, which is not run: give data.with_format(None), or a "
-            "dataset of the pictures that the transform makes."
-        )
+        raise ValueError("the dataset has a transform, not run here: give data.with_format(None).")
     rows, labels = columns.undecoded(table), ()
     if columns.label:
         cells = rows.select_columns([columns.label])[columns.label]
@@ -175,10 +166,8 @@ def columns_of(table: Table, masks: bool = True) -> Columns:
     features: Any = table.features or {}
     pictures = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
     if not pictures:
-        raise ValueError(
-            f"the dataset has no image column; its columns are {_names(table)}, but this model "
-            "reads images: give pictures, such as 'embedded:fashion' or a folder."
-        )
+        columns = f"its columns are {_names(table)}, but this model reads images"
+        raise ValueError(f"the dataset has no image column; {columns}: give pictures or a folder.")
     classes = [name for name, one in features.items() if isinstance(one, datasets.ClassLabel)]
     plain_labels = [name for name in ("label", "labels") if _is_plain(features.get(name))]
     label = next(iter([*classes, *plain_labels]), None)
@@ -203,10 +192,8 @@ def _bytes(cell: Mapping[str, Any] | None, what: str) -> bytes:
     if cell is None or (cell["bytes"] is None and cell["path"] is None):
         raise Undecodable(f"{what} is missing: the column holds None.")
     if cell["bytes"] is None:
-        raise ValueError(
-            f"{what} is the name of a file, {quoted(cell['path'])}, which is not opened: give "
-            f'"imagefolder:DIR". If you trust the table, first put the files into it: {EMBED}'
-        )
+        words = f"{what} is the name of a file, {quoted(cell['path'])}, which is not opened"
+        raise ValueError(f'{words}: give "imagefolder:DIR".')
     return cell["bytes"]
 
 
@@ -223,10 +210,8 @@ def text_column(table: Table) -> str:
     for name, feature in (table.features or {}).items():
         if isinstance(feature, datasets.Value) and feature.dtype in ("string", "large_string"):
             return name
-    raise ValueError(
-        f"the dataset has no text column; its columns are {_names(table)}, but this model reads "
-        "text: give texts, such as 'embedded:held-out-text' or a file."
-    )
+    columns = f"its columns are {_names(table)}, but this model reads text"
+    raise ValueError(f"the dataset has no text column; {columns}: give texts or a file.")
 
 
 def _names(dataset: Table) -> str:

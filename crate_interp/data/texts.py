@@ -19,16 +19,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
-from crate_interp.core import checks
-from crate_interp.core.errors import ShortTextError
+from crate_interp.core import checks, errors, run_options
 from crate_interp.core.files import digest_of_bytes
 from crate_interp.core.pictures import Undecodable, quoted
-from crate_interp.core.run_options import tqdm
 from crate_interp.core.safe_text import plain
-from crate_interp.data import items
+from crate_interp.data import items, tables
 from crate_interp.data.items import Item, is_array, known_labels
 from crate_interp.data.samples import ImageReading, Samples
-from crate_interp.data.tables import Table, text_column
 
 # How often the first and the last sample are drawn again. Each sample is also read twice, so a
 # random flip stays unnoticed in n samples with probability 2^-(n + 2 DRAWS), below 0.1 %.
@@ -48,10 +45,9 @@ def tensor_samples(images: Tensor | np.ndarray, how: ImageReading) -> Samples:
     images = torch.as_tensor(images).detach()
     floats = images.is_floating_point()
     if images.ndim != 4 or not (floats or images.dtype == torch.uint8):
-        raise ValueError(
-            f"data is {images.dtype} of shape {list(images.shape)}, but this model reads images: "
-            "give [n, channels, height, width], preprocessed floats or uint8 (0 to 255)."
-        )
+        shape = f"{images.dtype} of shape {list(images.shape)}"
+        words = f"data is {shape}, but this model reads images"
+        raise ValueError(f"{words}: give [n, channels, height, width], floats or uint8.")
     images = items.upright_array(images, "data")
     for number, image in enumerate(images[: how.limit] if floats else ()):
         items.image_of(image, number, how.pictures)
@@ -169,7 +165,7 @@ def sequence_samples(data: Sized, how: ImageReading) -> Samples:
     """
     count = len(data) if how.limit is None else min(how.limit, len(data))
     digests, labels, masked = [], [], False
-    for number in tqdm(range(count), desc="reading items once", delay=3, leave=False):
+    for number in run_options.tqdm(range(count), desc="reading items once", delay=3, leave=False):
         try:
             item = read_item(data, number)
             digests.append(items.digest_of(item))
@@ -194,10 +190,8 @@ def _same_items(data: Any, digests: Sequence[bytes], start: int, stop: int) -> l
     again = [read_item(data, number) for number in range(start, stop)]
     for number, item in enumerate(again, start):
         if items.digest_of(item) != digests[number]:
-            raise ValueError(
-                f"data[{number}] is not the same when it is read twice: take random steps, such as "
-                "RandomCrop, out of the dataset's transform."
-            )
+            words = f"data[{number}] is not the same when it is read twice"
+            raise ValueError(f"{words}: take random steps out of the dataset's transform.")
     return again
 
 
@@ -258,20 +252,16 @@ def tokens_of(value: object, where: str, axes: str = "[pos]") -> Tensor:
         odd = tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool
         if tokens.ndim == len(axes.split()) and not odd:
             return tokens.long()
-    raise ValueError(
-        f"{where} is {checks.quote(value)}, but this model reads text: give texts, or token ids, "
-        f"whole numbers {axes}."
-    )
+    given = f"{where} is {checks.quote(value)}, but this model reads text"
+    raise ValueError(f"{given}: give texts, or token ids, whole numbers {axes}.")
 
 
 def _stacked(rows: list[Tensor]) -> Samples:
     """Returns rows of token ids as samples; raises ValueError for several lengths."""
     lengths = sorted(set(map(len, rows)))
     if len(lengths) > 1:
-        raise ValueError(
-            f"the rows of token ids have {lengths[0]} to {lengths[-1]} tokens: give rows of one "
-            "length (there is no padding), or give the texts, which are cut into windows."
-        )
+        have = f"the rows of token ids have {lengths[0]} to {lengths[-1]} tokens"
+        raise ValueError(f"{have}: give rows of one length, or give the texts.")
     return token_samples(torch.stack(rows))
 
 
@@ -305,7 +295,7 @@ def text_sequence(data: Sized, how: TextReading, labels: list[Any] | None = None
         raise ValueError("the data is empty: there is no text in it.")
     try:
         return _window_samples(how, texts)
-    except ShortTextError:
+    except errors.ShortTextError:
         if how.encode is None:
             raise
     rows = [how.encode(text)[0].cpu() for text in texts]
@@ -333,13 +323,13 @@ def _window_samples(how: TextReading, texts: Iterable[str]) -> Samples:
     return dataclasses.replace(token_samples(tokens), groups=tuple(groups) if several else None)
 
 
-def table_of_text(table: Table, how: TextReading) -> Samples:
+def table_of_text(table: tables.Table, how: TextReading) -> Samples:
     """Returns the token ids of a table, or the windows of its first text column.
 
     Raises ValueError for ids in rows of several lengths.
     """
     if _IDS not in (table.column_names or ()):
-        return _window_samples(how, checked_texts(table[text_column(table)]))
+        return _window_samples(how, checked_texts(table[tables.text_column(table)]))
     return _stacked([tokens_of(list(row), f"row {n}") for n, row in enumerate(table[_IDS])])
 
 

@@ -122,15 +122,13 @@ def true_loss(model: HookedModel, samples: Samples, labels: Sequence[Any] | None
         if samples.names is not None and isinstance(given[0], int):
             given = [samples.names[label] for label in given]
         known = [*(model.cfg.labels or ()), *range(count)]
-        bad = [one for one in given if known.count(one) != 1 or isinstance(one, bool)]
-        wrong = [*bad, given[0]][0]
-        number = samples.start + given.index(wrong)
-        what = f"the label {checks.quote(wrong)} of sample {number} is not one class of the model"
+        wrong = next((place for place, one in enumerate(given) if known.count(one) != 1), 0)
+        what = f"the label {checks.quote(given[wrong])} of sample {samples.start + wrong}"
+        what += " is not one class of the model"
     raise ValueError(
         f"the loss needs the true class of each image: {what}: give labels that are "
         f"{checks.quote(model.cfg.labels or range(count))}, or load the model with labels=[...], "
-        f"{count} class names in the order of its outputs. "
-        "`crate-interp explore --without` needs no label."
+        f"{count} class names in the order of its outputs."
     )
 
 

@@ -1,7 +1,6 @@
 """Asks a question: opens the folder, says what the run takes, runs its passes, makes the result."""
 
 import math
-import os
 import shlex
 import sys
 import time
@@ -11,23 +10,17 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
 
-import torch
-
 from crate_interp.core import checks
 from crate_interp.core.pictures import quoted
 from crate_interp.core.run_options import RunOptions, note, tqdm
 from crate_interp.core.safe_text import plain
 from crate_interp.data import Data, Samples
-from crate_interp.data.samples import check_agree, named
+from crate_interp.data.samples import check_agree
 from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
-from crate_interp.questions import experiment
-from crate_interp.questions.batches import check_model
+from crate_interp.questions import batches, engines, experiment, provenance, run_folder
 from crate_interp.questions.chunks import InMemory, shard_of
-from crate_interp.questions.engines import ENGINES, Engine
 from crate_interp.questions.experiment import Tables, Task, Work
-from crate_interp.questions.provenance import code_of, data_meta
-from crate_interp.questions.run_folder import alone, in_folder
 from crate_interp.results.result import Result
 
 if TYPE_CHECKING:
@@ -100,7 +93,7 @@ def timed(
         elif first and whole - took > _LONG:
             words = f"{work.step.name}: {count - 1} more chunks, about {_short(whole - took)}."
             words += " If it stops, the same command continues it." * keeps
-            note(f"{words} {crowded()}".rstrip())
+            note(words)
         first = False
         yield task, tables
         if plan is not None:
@@ -116,19 +109,6 @@ def _short(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
-def crowded() -> str:
-    """Returns advice if this process and its neighbours have more threads than there are cores."""
-    threads, cores = torch.get_num_threads(), os.cpu_count() or 1
-    ours = threads * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else ours
-    if threads == 1 or max(ours, busy) <= 1.5 * cores:
-        return ""
-    return (
-        f"{ours} threads and a load of {busy:.0f} share {cores} cores: OMP_NUM_THREADS=1 "
-        "(--threads 1) may be ten times faster."
-    )
-
-
 class Missing(Exception):
     """Chunks of other shards are missing, so the plan cannot go on in this process."""
 
@@ -140,10 +120,10 @@ def ask(question: experiment.Question, model: HookedModel, data: Data, options: 
     kind of result or a run with other settings, if it cannot be written, and for functions that
     read what cannot be compared later, such as an open file, unless the options have a tag.
     """
-    engine = ENGINES[checks.one_of("engine", options.engine, tuple(ENGINES))]
-    check_model(model, getattr(question, "blocks", "blocks"))
+    engine = engines.ENGINES[checks.one_of("engine", options.engine, tuple(engines.ENGINES))]
+    batches.check_model(model, getattr(question, "blocks", "blocks"))
     question, samples = question.opened(model, data, options)
-    meta = data_meta(model, samples, options.batch_size) | question.facts(model)
+    meta = provenance.data_meta(model, samples, options.batch_size) | question.facts(model)
     meta |= {"chunk_size": options.chunk_size}
     with ExitStack() as stack:
         chunks = InMemory(meta)
@@ -151,10 +131,11 @@ def ask(question: experiment.Question, model: HookedModel, data: Data, options: 
             shard = shard_of(options.shard)
             if not options.resume and shard.total > 1:
                 raise ValueError("resume=False removes other shards' chunks: give another out=.")
-            code = code_of(model, {"question": type(question), **question.read()}, options.tag)
+            read = {"question": type(question), **question.read()}
+            code = provenance.code_of(model, read, options.tag)
             settings = meta | {"device": str(meta["device"]).partition(":")[0]}
             folder = options.out, question.result, settings, code, shard, options.resume
-            chunks = stack.enter_context(in_folder(*folder))
+            chunks = stack.enter_context(run_folder.in_folder(*folder))
             meta |= {"engine": options.engine, "command": plain(shlex.join(sys.argv), 1000)}
             meta |= {"run": chunks.run}
         measure, kind = stack.enter_context(engine()), question.result.KIND
@@ -187,7 +168,7 @@ def _result(question: experiment.Question, answer: experiment.Answer, run: "Expe
     If several processes finish at once, one of them makes the result and the others load it.
     """
     out = run.chunks.out
-    with nullcontext() if out is None else alone(out):
+    with nullcontext() if out is None else run_folder.alone(out):
         with suppress(ValueError):  # there is no saved result, or a damaged one
             saved = None if out is None else question.result.load(out)
             if saved is not None and saved.meta.get("run") == run.meta["run"]:
@@ -215,7 +196,7 @@ class Experiment:
     options: RunOptions
     meta: dict[str, Any]
     chunks: InMemory
-    engine: Engine
+    engine: engines.Engine
     kind: str
     facts: dict[str, experiment.Tables] = field(default_factory=dict)
     dealt: int = 0
@@ -276,17 +257,14 @@ class Experiment:
             for task in tasks:
                 total = task.number + 1
                 block = self.chunks.finished(step, task.number)
+                mine = (self.dealt + task.number // length) % shards == place
                 # the process in charge of the one chunk of a `whole` pass may have ended
-                if block is None and (
-                    step.whole or (self.dealt + task.number // length) % shards == place
-                ):
+                if block is None and (step.whole or mine):
                     yield task
                 if block and total == block.first + block.count and task.stop != block.stop:
                     where = f"{str(self.chunks.out)!r} began, in chunk {task.number}"
-                    raise ValueError(
-                        f"the stream differs from the one with which the run in {where}. Give the "
-                        "earlier stream, another folder, or resume=False (--restart)."
-                    )
+                    words = f"the stream differs from the one with which the run in {where}"
+                    raise ValueError(f"{words}. Give the earlier one, or resume=False (--restart).")
 
         self.chunks.open(step, self._check_pictures if self.samples.files else None)
         todo = None if streamed else sum(task.stop - task.start for task in open_tasks())
@@ -316,6 +294,6 @@ class Experiment:
             return
         changed = held.changed(tables["pictures"])
         if changed:
-            names, out = f"{named(changed)} in {quoted(held.folder)}", str(self.chunks.out)
-            words = f"is not what the run in {out!r} has measured: put it back"
+            names = f"{', '.join(map(quoted, changed[:4]))} in {quoted(held.folder)}"
+            words = f"is not what the run in {str(self.chunks.out)!r} has measured: put it back"
             raise ValueError(f"{names}: the content {words}, or give resume=False (--restart).")

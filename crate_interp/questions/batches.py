@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -13,9 +13,8 @@ from crate_hooks import full_name, read
 from crate_interp.core import checks, device_waits
 from crate_interp.core.pictures import Undecodable
 from crate_interp.core.run_options import DEFAULTS, RunOptions
-from crate_interp.data import Data, Samples, open_data, open_text
-from crate_interp.data.samples import Found, ImageReading, Preprocess, bad_ones, grouped, read_runs
-from crate_interp.data.sources import table_named
+from crate_interp.data import Data, Samples, open_data, open_text, sources
+from crate_interp.data.samples import Batch, Found, ImageReading, bad_ones, grouped, read_runs
 from crate_interp.data.streams import Stream, image_stream, is_stream, text_stream
 from crate_interp.measures.checks import all_finite
 from crate_interp.models.autoencoder import DecoderView
@@ -25,23 +24,6 @@ from crate_interp.models.preprocess import preprocess
 Forward = Callable[[Any, Tensor], Any]
 _SKIP = "skip_bad=True leaves such samples out, and the result lists them"
 _DTYPES = {"bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Contiguous samples on the model's device; `start` is the number of the first sample.
-
-    masks: the samples' masks, on the CPU, if the pass reads masks.
-    """
-
-    inputs: Tensor
-    start: int
-    masks: Tensor | None = None
-
-    @property
-    def last(self) -> int:
-        """Returns the number of the last sample."""
-        return self.start + len(self.inputs) - 1
 
 
 @dataclass(frozen=True)
@@ -126,7 +108,7 @@ class Chunk:
             for piece in found.runs:
                 inputs = device_waits.sent(piece.inputs, self.model.cfg.device)
                 _check_values(self.model, inputs, piece.start)
-                yield Batch(inputs, piece.start, piece.masks)
+                yield replace(piece, inputs=inputs)
             self.advance(end - start)
 
     def after(self, number: int, read: Callable[[int, int], Tensor]) -> Tensor:
@@ -214,14 +196,13 @@ def with_groups(samples: Samples, data: Data, options: RunOptions) -> Samples:
     """Returns samples with the groups of the option `groups`, if it was given."""
     if options.groups is None:
         return samples
-    table = table_named(data) if isinstance(options.groups, str) else None
+    table = sources.table_named(data) if isinstance(options.groups, str) else None
     return grouped(samples, options.groups, table)
 
 
 def check_one_length(samples: Samples, what: str) -> None:
     """Raises ValueError for texts of several lengths; what: the measurement that needs one."""
-    lengths = (samples.lengths or ())[samples.start : samples.start + samples.n]
-    if len(set(lengths)) > 1:
+    if len(set((samples.lengths or ())[samples.start : samples.start + samples.n])) > 1:
         raise ValueError(f"{what} compares tokens, and needs texts of one length, in tokens.")
 
 
@@ -240,7 +221,7 @@ def data_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -> S
     return image_stream(data, ImageReading(on_cpu(model), limit=options.limit))
 
 
-def on_cpu(model: HookedModel) -> Preprocess:
+def on_cpu(model: HookedModel) -> Callable[[Any], Tensor]:
     """Returns the model's `preprocess`, changed so that images stay on the CPU.
 
     Worker processes cannot reach an accelerator. Each batch is moved to the accelerator before it

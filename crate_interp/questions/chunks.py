@@ -6,30 +6,27 @@ chunks, whoever measured them and when, rows are copied log2 n times, and a run 
 log2 n blocks. A block is in one file, which is complete or absent.
 """
 
-import errno
 import io
 import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
-import torch
 from filelock import FileLock
 
 from crate_interp.core.files import check_regular, digest, digest_of_bytes, flush, foreign, write
-from crate_interp.core.folders import read_index
+from crate_interp.core.folders import read_index, writable
 from crate_interp.core.run_options import note
 from crate_interp.questions.experiment import Pass, Tables, Task
 from crate_interp.results.result_files import table_from
 
 RUN, CHUNKS, LOCK = "run.json", "chunks", "merge.lock"
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ABOUT = b"crate_interp"  # the entry of a file's metadata that says what it holds
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, pa.ArrowException)
 _BLOCK = r"-(\d{6,})(?:\+(\d+))?\.parquet"  # the first chunk; how many, if there are several
@@ -66,32 +63,6 @@ def shard_of(shard: str | None) -> Shard:
     if match is None or not int(match[1]) < int(match[2]):
         raise ValueError(f"shard={shard!r}{where}: give 'i/n' with i from 0 to n - 1.")
     return Shard(int(match[1]), int(match[2]))
-
-
-def device_of_rank() -> str:
-    """Returns this process's GPU, "cuda:N" for LOCAL_RANK N, or "cpu" without GPUs.
-
-    If this process sees fewer GPUs than there are ranks (for example, only its own GPU), N is taken
-    modulo the number of visible GPUs.
-    """
-    if not torch.cuda.is_available():
-        return "cpu"
-    return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
-
-
-@contextmanager
-def writable(out: Path) -> Iterator[None]:
-    """Turns an OSError in the `with` block into a ValueError that says why writing failed."""
-    try:
-        yield
-    except OSError as error:
-        advice = "Give another folder."
-        if error.errno in _FULL:
-            advice = "Finished chunks are kept. Free some space, then run the same command again."
-        reason = error.strerror or error
-        if isinstance(error, FileExistsError):
-            reason = "it is a file, and a folder is wanted"
-        raise ValueError(f"cannot write into {str(out)!r}: {reason}. {advice}") from None
 
 
 @dataclass(frozen=True, order=True)
@@ -262,11 +233,9 @@ class InFolder(InMemory):
         known = read_index(path).get("chunks", total)
         more = max((block.first + block.count for block in blocks), default=0)
         if known != total or more > total:
-            raise ValueError(
-                f"the run in {str(self.out)!r} has {max(known, more):,} chunks of {step.name!r}, "
-                f"but this data has {total:,}. Give the data with which the run began, or start "
-                "over with resume=False (--restart)."
-            )
+            words = f"has {max(known, more):,} chunks of {step.name!r}, but this data has {total:,}"
+            words += ". Give the data with which it began, or resume=False (--restart)."
+            raise ValueError(f"the run in {str(self.out)!r} {words}")
         with writable(self.out):
             write(path, lambda part: part.write_text(json.dumps({"chunks": total})))
 
@@ -291,11 +260,8 @@ class InFolder(InMemory):
         for table in tables.values():
             table.to_parquet(buffer := io.BytesIO(), index=False, compression="zstd")
             contents.append(buffer.getvalue())
-        about = {
-            "run": self.run,
-            "block": [block.first, block.count, block.start, block.stop],
-            "sha256": _digest(list(tables), contents),
-        }
+        sha256 = _digest(list(tables), contents)
+        about = {"run": self.run, "block": astuple(block), "sha256": sha256}
         file = pa.table({"table": list(tables), "content": pa.array(contents, pa.large_binary())})
         file = file.replace_schema_metadata({_ABOUT: json.dumps(about)})
         path = self.path(step, block.first, block.count)

@@ -159,10 +159,9 @@ def _on_cluster(
                     ray.cancel(other, force=True)
                 if isinstance(error, ray.exceptions.RayTaskError):
                     raise error.cause from None
-                where = f"{task.start} to {task.stop - 1} died {_RETRIES + 1} times"
-                raise ValueError(
-                    f"the process of samples {where} (is batch_size too large?): {error}"
-                ) from None
+                died = f"{task.start} to {task.stop - 1} died {_RETRIES + 1} times"
+                died += " (is batch_size too large?)"
+                raise ValueError(f"the process of samples {died}: {error}") from None
             advance(task.stop - task.start)
             yield task, tables
 

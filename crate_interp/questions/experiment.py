@@ -230,6 +230,7 @@ def _without(tables: Tables, samples: Samples, bad: Mapping[int, str]) -> Tables
 
 Answer = Tables | Callable[[], Tables]
 Plan = Generator[Pass | Sequence[Pass], Any, Answer]
+Opened = tuple["Question", Samples | Stream]  # the settled question, and the samples
 
 
 @dataclass(frozen=True)
@@ -250,9 +251,7 @@ class Question:
         """
         return self
 
-    def opened(
-        self, model: HookedModel, data: Data, options: RunOptions
-    ) -> tuple["Question", Samples | Stream]:
+    def opened(self, model: HookedModel, data: Data, options: RunOptions) -> Opened:
         """Opens the data; returns the settled question and the samples."""
         samples = (data_of if self.streams else samples_of)(model, data, options)
         return self.settled(model, samples), samples

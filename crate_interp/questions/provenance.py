@@ -54,21 +54,13 @@ def probes_meta(probes: list[Probe], model: HookedModel | DecoderView) -> dict[s
     """
     instead = getattr(model.cfg, "subspaces", None)
     chosen = {} if instead is None else {"subspaces": instead}
-    return {
-        "probes": {
-            item.name: {
-                "points": list(item.points),
-                "settings": dict(item.settings) | (chosen if item.subspaces else {}),
-            }
-            for item in probes
-        },
-        "statistics": {
-            f"{item.name}.{name}": list(record.facts)
-            for item in probes
-            for name, record in item.records.items()
-            if name not in item.counts
-        },
-    } | labels_of(probes)
+    facts: dict[str, Any] = {"probes": {}, "statistics": {}}
+    for item in probes:
+        settings = dict(item.settings) | (chosen if item.subspaces else {})
+        facts["probes"][item.name] = {"points": list(item.points), "settings": settings}
+        shown = {name: own for name, own in item.records.items() if name not in item.counts}
+        facts["statistics"] |= {f"{item.name}.{name}": list(shown[name].facts) for name in shown}
+    return facts | labels_of(probes)
 
 
 def data_meta(model: HookedModel, samples: Samples | Stream, batch_size: int) -> dict[str, Any]:

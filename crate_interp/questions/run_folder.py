@@ -11,7 +11,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from crate_interp.core import checks, files
-from crate_interp.core.folders import read_index, tidy
+from crate_interp.core.folders import read_index, tidy, writable
 from crate_interp.core.safe_text import plain
 from crate_interp.questions import chunks
 from crate_interp.results.result import Result
@@ -40,7 +40,7 @@ def in_folder(
     result.check_folder(out)
     run = {"format": FORMAT, "kind": result.KIND, "settings": settings, "code": code}
     run = json.loads(json.dumps(run, default=lambda number: number.item()))
-    with chunks.writable(out):
+    with writable(out):
         out.mkdir(parents=True, exist_ok=True)
         parts = out / chunks.CHUNKS
         for path in (out / chunks.RUN, parts / chunks.LOCK):  # a run does not write through a link
@@ -49,7 +49,7 @@ def in_folder(
             raise ValueError(f"{str(parts)!r} is a link: remove it, or give another folder.")
         parts.mkdir(exist_ok=True)
     with working(out, shard, every=not resume):
-        with chunks.writable(out):
+        with writable(out):
             # what dead processes left
             files.check_regular(out / _FOLD)
             for folder in (out, parts):
@@ -152,7 +152,7 @@ def alone(out: Path) -> Iterator[None]:
     """Waits until no other process merges chunks or writes pages in a folder."""
     path = out / _FOLD
     files.check_regular(path)
-    with chunks.writable(out), FileLock(path):
+    with writable(out), FileLock(path):
         try:
             yield
         finally:
@@ -170,7 +170,7 @@ def working(out: Path, shard: chunks.Shard, every: bool) -> Iterator[None]:
     mine = out / chunks.CHUNKS / f"shard-{shard.place}-of-{shard.total}.lock"
     files.check_regular(mine)
     with ExitStack() as stack:
-        with chunks.writable(out):
+        with writable(out):
             try:
                 stack.enter_context(FileLock(mine, timeout=_MOMENT))
             except Timeout:  # a Timeout is an OSError too

@@ -89,16 +89,10 @@ def report(
         twins, shuffles = _random_weights(model, samples, chosen, untrained, options)
         if audit:
             discard(folder / "audit", META)  # left by an earlier report
-        page = report_page(
-            result,
-            twins,
-            folder,
-            **_attention(model, samples, result),
-            audited=audit,
-            data=data if isinstance(data, str) else "",
-            shuffled=shuffles,
-            progress=options.progress,
-        )
+        more: Any = {"audited": audit, "progress": options.progress}
+        more |= _attention(model, samples, result)
+        more["data"] = data if isinstance(data, str) else ""
+        page = report_page(result, twins, folder, shuffled=shuffles, **more)
         if audit:  # last, because it takes longest: if it fails, nothing else is lost
             audit_page(run_audit(model, samples, untrained=untrained, **own), folder / "audit")
     return page

@@ -12,7 +12,6 @@ import pandas as pd
 
 from crate_interp.core import checks, folders, safe_text
 from crate_interp.results import result_files, sample_ranges
-from crate_interp.results.sample_ranges import GroupedSamples
 from crate_interp.stats.contrasts import FEWEST
 
 # from this many samples on, intervals have the coverage that tests/test_coverage.py asks for
@@ -31,7 +30,7 @@ Cells = tuple[list[str], list[list[str]]]  # a header, and rows under it
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Result(GroupedSamples):
+class Result(sample_ranges.GroupedSamples):
     """The result of a measurement: named tables of numbers, and where they come from.
 
     `stored` holds the tables that were measured, `meta` the model, data, settings and versions.

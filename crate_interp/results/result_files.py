@@ -29,10 +29,8 @@ def read_meta(folder: Path, name: str, kind: str) -> dict[str, Any]:
         with open_regular(path) as file:
             meta = json.load(file)
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{str(folder)!r} does not hold a saved {name}: {error}. A save that was interrupted, "
-            f"or is still running, leaves no {META}."
-        ) from None
+        given = f"{str(folder)!r} does not hold a saved {name}: {error}"
+        raise ValueError(f"{given}. An interrupted save leaves no {META}.") from None
     found = (meta.get("result"), meta.get("format")) if isinstance(meta, dict) else (None, None)
     if found != (kind, FORMAT):
         raise ValueError(

@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Int, Shaped
 
-from crate_interp.stats.contrasts import by_group
-from crate_interp.stats.intervals import interval_words
+from crate_interp.stats import contrasts, intervals
 
 Range = dict[str, Any]
 CONTENTS = ("content", "mask_content")
@@ -139,7 +138,7 @@ class GroupedSamples:
 
         samples: the numbers of the n samples. Where samples are independent, the values stay.
         """
-        return by_group(values, self.groups_at(samples))
+        return contrasts.by_group(values, self.groups_at(samples))
 
     def groups_at(self, samples: Iterable[Any]) -> Int[np.ndarray, "n"] | None:
         """Returns the groups of the samples with these numbers; None if they are independent."""
@@ -168,4 +167,4 @@ class GroupedSamples:
 
     def interval_words(self, low: float, high: float, **form: str) -> str:
         """Returns an interval as words (`stats.intervals.interval_words`)."""
-        return interval_words(low, high, of=self.few, **form)
+        return intervals.interval_words(low, high, of=self.few, **form)

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
-from crate_interp.checkpoints import hub
+from crate_interp.checkpoints import hub, sources
 from crate_interp.checkpoints.load import load as load_any
 from crate_interp.checkpoints.model_folders import SAELENS_CONFIG, SAELENS_WEIGHTS
-from crate_interp.checkpoints.sources import WEIGHT_SUFFIXES
 from crate_interp.core import checks
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.sae import SparseAutoencoder
@@ -83,7 +82,7 @@ def load(
     config = {"hook_name": hook_name, "scaling_factor": scaling_factor}
     config = {name: value for name, value in config.items() if value is not None}
     path, parts = Path(source).expanduser(), str(source).split("/")
-    local = path.is_absolute() or os.path.exists(path) or path.suffix in WEIGHT_SUFFIXES
+    local = path.is_absolute() or os.path.exists(path) or path.suffix in sources.WEIGHT_SUFFIXES
     if not local and len(parts) > 1 and all(parts):
         repo, folder = "/".join(parts[:2]), parts[2:]
         if folder or not hub.of_repo(repo):  # SAELens' format
@@ -124,10 +123,9 @@ def flat(sae: object, x: Tensor, point: str) -> Tensor:
         return x
     if x.ndim == 4 and width in (None, x.shape[-2] * x.shape[-1]):
         return x.flatten(-2)
-    raise ValueError(
-        f"{point} is {list(x.shape[2:])} wide, but the autoencoder reads {width}. It was trained "
-        f"on {checks.quote(getattr(config, 'hook_name', None))}: check the point and the model."
-    )
+    of = checks.quote(getattr(config, "hook_name", None))
+    size = f"{list(x.shape[2:])} wide, but the autoencoder reads {width}"
+    raise ValueError(f"{point} is {size}: it was trained on {of}.")
 
 
 def flattens(sae: object) -> bool:

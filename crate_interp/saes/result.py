@@ -6,8 +6,7 @@ import numpy as np
 import pandas as pd
 
 from crate_interp.results.result import Result, by
-from crate_interp.stats.contrasts import by_group
-from crate_interp.stats.intervals import linearised_ratio, mean_interval
+from crate_interp.stats import contrasts, intervals
 
 SAE, RANDOM, PCA, ZERO, MEAN = "autoencoder", "shuffled weights", "pca", "zero", "mean"
 LOSSES = {
@@ -32,7 +31,7 @@ def ratio(above: np.ndarray, below: np.ndarray, groups: Groups = None) -> Estima
 
     The interval is a bootstrap-t of the linearised ratio. All three are NaN if sum(below) is 0.
     """
-    return _mean_and_ends(linearised_ratio(above[:, None], below[:, None]), groups)
+    return _mean_and_ends(intervals.linearised_ratio(above[:, None], below[:, None]), groups)
 
 
 def recovered(
@@ -80,7 +79,7 @@ def _named(name: str, numbers: Estimate) -> dict[str, float]:
 
 
 def _mean_and_ends(values: np.ndarray, groups: Groups) -> Estimate:
-    (low,), (high,) = mean_interval(by_group(values, groups))
+    (low,), (high,) = intervals.mean_interval(contrasts.by_group(values, groups))
     return float(values.mean()), float(low), float(high)
 
 

@@ -341,10 +341,8 @@ def _effects(
                 put = partial(_put, whole=whole, coder=coder, key=key, mask=mask, sums=sums)
                 value = loss(model.run_with_hooks(batch.inputs, fwd_hooks=[(key[0], put)]))
                 if not all_finite(value):
-                    raise ValueError(
-                        f"the loss with {key[1]!r} at {key[0]}, samples {batch.start} to "
-                        f"{batch.last}, is not finite: check the coder's weights."
-                    )
+                    where = f"{key[0]}, samples {batch.start} to {batch.last}, is not finite"
+                    raise ValueError(f"the loss with {key[1]!r} at {where}: check its weights.")
                 seen[key] = seen.get(key, 0) + sums.pop("features")
                 table = _table(numbers, loss=value, **sums)
                 rows["samples"].append(table.assign(point=key[0], coder=key[1], place=place))

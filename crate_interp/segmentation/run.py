@@ -14,7 +14,7 @@ from PIL import Image
 from crate_hooks import full_name
 from crate_interp.core import checks
 from crate_interp.core.run_options import Run, RunOptions, run_options
-from crate_interp.data import Data, Samples
+from crate_interp.data import Data
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.preprocess import displayable
 from crate_interp.models.runtimes import with_weights
@@ -22,7 +22,7 @@ from crate_interp.probes import Probe, maps, segmentation
 from crate_interp.probes.segmentation_probe import IGNORED, points_of
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Chunk, check_model, samples_of
-from crate_interp.questions.experiment import Pass, Plan, Question, Tables, copies
+from crate_interp.questions.experiment import Opened, Pass, Plan, Question, Tables, copies
 from crate_interp.questions.provenance import probes_meta
 from crate_interp.questions.untrained_twins import stacked, twin
 from crate_interp.results.result import first
@@ -114,9 +114,7 @@ class Segment(Question):
     untrained: int
     result = SegmentResult
 
-    def opened(
-        self, model: HookedModel, data: Data, options: RunOptions
-    ) -> tuple["Segment", Samples]:
+    def opened(self, model: HookedModel, data: Data, options: RunOptions) -> Opened:
         """Opens the data, and fills in what model and samples decide."""
         samples = samples_of(model, data, options)
         check_masks([self.probe], samples, options.skip_bad)
@@ -190,15 +188,11 @@ def _examples(chunk: Chunk, images: pd.DataFrame, settings: Mapping[str, Any]) -
             values = maps.attention(cache, row.layer, grid=grid, **options)[0, row.head]
             picture = (displayable(image[0], model.cfg) * 255).round().astype(np.uint8)
             judged = ((mask != 0) & (mask != IGNORED)).astype(np.uint8) * 255
-            rows.append({
-                "group": group,
-                **row._asdict(),
-                "picture": _png(picture, Image.Resampling.LANCZOS),
-                "mask": _png(judged, Image.Resampling.NEAREST),
-                "map": values.double().cpu().flatten().numpy(),  # an array, as in a loaded result
-                "rows": grid[0],
-                "columns": grid[1],
-            })  # fmt: skip
+            flat = values.double().cpu().flatten().numpy()  # an array, as in a loaded result
+            found = {"group": group, "map": flat, "rows": grid[0], "columns": grid[1]}
+            found["picture"] = _png(picture, Image.Resampling.LANCZOS)
+            found["mask"] = _png(judged, Image.Resampling.NEAREST)
+            rows.append(row._asdict() | found)
     chunk.advance(samples.n)
     return {"examples": pd.DataFrame(rows, columns=_COLUMNS)}
 

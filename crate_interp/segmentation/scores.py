@@ -12,8 +12,7 @@ from torch import Tensor
 from crate_interp.measures import input_maps, mass_mask, top_mask
 from crate_interp.measures.maps import MAPS
 from crate_interp.probes.segmentation_probe import CHANCE, RESOLUTIONS, RULES, Targets
-from crate_interp.questions.batches import Chunk
-from crate_interp.questions.experiment import Tables
+from crate_interp.questions import batches, experiment
 from crate_interp.results.result import Result
 from crate_interp.stats.contrasts import by_group
 from crate_interp.stats.intervals import halves, mean_interval, over_splits
@@ -33,8 +32,7 @@ class Scores(NamedTuple):
 
     def chosen(self, heads: np.ndarray) -> np.ndarray:
         """Returns the scores of the heads of `choices`, `[draw, n, layer + 1]`."""
-        flat = self.heads.reshape(1, len(self.heads), -1)
-        return np.take_along_axis(flat, heads, axis=2)
+        return np.take_along_axis(self.heads.reshape(1, len(self.heads), -1), heads, axis=2)
 
     def by_way(self, heads: np.ndarray) -> np.ndarray:
         """Returns scores `[n, column]`: each way of each layer, then the head of all layers."""
@@ -75,10 +73,9 @@ def score_table(result: Result) -> pd.DataFrame:
         heads = choices(own.heads, groups)
         values, table = own.by_way(heads), _columns(own, heads)
         is_fixed = (table["way"] == WAYS[1]).to_numpy()
-        blind = pd.DataFrame(
-            {"all_foreground": constants[f"all_{resolution}"]}
-            | {name: constants[f"{name}_{rule}_{resolution}"] for name in MAPS}
-        )
+        names = {f"{name}_{rule}_{resolution}": name for name in MAPS}
+        names = {f"all_{resolution}": "all_foreground"} | names
+        blind: Any = constants.rename(columns=names)[list(names.values())]
         means: Any = blind.mean()
         strongest = str(means.idxmax())
         bare = blind[[strongest]].to_numpy()
@@ -189,7 +186,7 @@ def _untrained(values: Sequence[np.ndarray]) -> np.ndarray | float:
     return np.mean([each.mean(axis=0) for each in values], axis=0) if values else np.nan
 
 
-def constants_of(chunk: Chunk, mass: float, fraction: float) -> Tables:
+def constants_of(chunk: batches.Chunk, mass: float, fraction: float) -> experiment.Tables:
     """Returns a row per image: sample, label, and the scores of masks that need no network.
 
     Columns: `{name}_{resolution}` of the whole image as foreground (name "all"), and

@@ -43,40 +43,31 @@ class Studentised:
         ends = []
         for draw in (self.draws[-place], self.draws[place - 1]):
             blank = np.full(self.mean.shape, np.nan)
-            step = np.multiply(draw, self.error, where=self.error > 0, out=blank)
-            ends.append(self.mean - step)
+            ends.append(self.mean - np.multiply(draw, self.error, where=self.error > 0, out=blank))
         return ends[0], ends[1]
 
-    def above(self, bound: Bounds) -> np.ndarray:
+    def above(self, bound: Bounds, sign: int = 1) -> np.ndarray:
         """Returns p `[column]` of "the true mean is at most `bound`"; small if the mean is above.
 
         p is one-sided, (1 + count of t* >= t) / (resamples + 1) with t = (mean - bound) / error. It
         is at most 0.025 exactly where the lower end of the 95 % interval is above the bound. It is
         0 for a bound of -inf and 1 for a bound of inf. For any other bound it is NaN for fewer than
-        two rows, and where all rows are equal: they show no spread.
+        two rows, and where all rows are equal: they show no spread. sign: -1 for `below`.
         """
-        return _tail(self.mean, self.error, self.draws, bound, 1)
+        bounds = np.broadcast_to(np.asarray(bound, dtype=float), self.mean.shape)
+        endless, spread = np.isinf(bounds), self.error > 0
+        distance = sign * (self.mean - np.where(endless, 0.0, bounds))
+        t = np.divide(distance, self.error, where=spread, out=np.zeros_like(self.mean))
+        count = (sign * self.draws >= t).sum(axis=0)
+        p = np.where(spread, (1 + count) / (len(self.draws) + 1), np.nan)
+        return np.where(endless, np.where(sign * bounds < 0, 0.0, 1.0), p)
 
     def below(self, bound: Bounds) -> np.ndarray:
         """Returns p `[column]` of "the true mean is at least `bound`"; small if the mean is below.
 
         It is `above` for the negated values and the negated bound.
         """
-        return _tail(self.mean, self.error, self.draws, bound, -1)
-
-
-def _tail(
-    mean: np.ndarray, error: np.ndarray, draws: np.ndarray, bound: Bounds, sign: int
-) -> np.ndarray:
-    """Returns one-sided p-values: those of `above` for sign 1, of `below` for sign -1."""
-    bounds = np.broadcast_to(np.asarray(bound, dtype=float), mean.shape)
-    endless = np.isinf(bounds)
-    distance = sign * (mean - np.where(endless, 0.0, bounds))
-    spread = error > 0
-    t = np.divide(distance, error, where=spread, out=np.zeros_like(mean))
-    count = (sign * draws >= t).sum(axis=0)
-    p = np.where(spread, (1 + count) / (len(draws) + 1), np.nan)
-    return np.where(endless, np.where(sign * bounds < 0, 0.0, 1.0), p)
+        return self.above(bound, sign=-1)
 
 
 def studentised(values: Shaped[np.ndarray, "n c"]) -> Studentised:

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
-from crate_interp.stats.bootstrap import Studentised
-from crate_interp.stats.contrasts import Difference
+from crate_interp.stats import bootstrap, contrasts
 from crate_interp.stats.intervals import LEVEL, holm
 
 KEPT, BROKEN, UNDECIDED, NOT_APPLICABLE = "kept", "broken", "undecided", "not applicable"
@@ -58,7 +57,7 @@ class Tests(NamedTuple):
 def within(
     values: Float[np.ndarray, "cell sample"],
     bounds: Bounds,
-    resampled: Studentised,
+    resampled: bootstrap.Studentised,
     n: Int[np.ndarray, "cell"],
 ) -> Tests:
     """Tests whether the true mean lies within the bounds.
@@ -75,7 +74,7 @@ def within(
     """
 
     def beyond(bound: float, sign: int, least: float) -> np.ndarray:
-        p = resampled.above(bound) if sign > 0 else resampled.below(bound)
+        p = resampled.above(bound, sign)
         every = np.where(np.isnan(values), True, sign * (values - bound) > least).all(axis=1)
         return np.fmin(np.where(np.isnan(p), 1.0, p), np.where(every, 0.5**n, 1.0))
 
@@ -85,7 +84,7 @@ def within(
     return Tests(2 * kept, 2 * broken)
 
 
-def better(difference: Difference, way: int) -> Tests:
+def better(difference: contrasts.Difference, way: int) -> Tests:
     """Tests whether a difference has the sign `way`, or the opposite one.
 
     A difference as small as rounding has no sign.

@@ -329,18 +329,18 @@ class Atoms(Question):
 
     def settled(self, model: HookedModel, samples: Samples | Stream) -> "Atoms":
         """Refuses invalid requests, and fills in what model and samples decide."""
-        checks.count("top", self.top)
+        top = checks.count("top", self.top)
         checks.flag("coactivation", self.coactivation)
         if not checks.is_number(self.dense) or not 0 <= self.dense <= 1:
             raise ValueError(f"dense={self.dense!r}: give a share from 0 to 1.")
         check_atoms(model.cfg, "atoms")
-        return replace(self, layers=checks.numbers("layers", self.layers, len(model.blocks)))
+        layers = checks.numbers("layers", self.layers, len(model.blocks))
+        return replace(self, top=top, layers=layers, dense=float(self.dense))
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
         """Returns what run.json and meta record of the question."""
         chosen = checks.numbers("layers", self.layers, len(model.blocks))
-        facts = {"top": int(self.top), "coactivation": self.coactivation, "layers": chosen}
-        return {"settings": facts | {"point": CODE, "dense": float(self.dense)}}
+        return {"settings": super().facts(model)["settings"] | {"point": CODE, "layers": chosen}}
 
     def passes(self, model: HookedModel) -> Pass:
         """Returns the pass that measures the atoms."""

@@ -16,7 +16,7 @@ from crate_interp.results.statistic import Row, low_to_high, sign_of
 from crate_interp.stats.contrasts import against_networks, mean_error
 from crate_interp.stats.intervals import interval_words, signs, student_interval
 from crate_interp.stats.verdicts import BROKEN, KEPT, NOT_APPLICABLE, UNDECIDED
-from crate_interp.sweeps.layer_curves import baseline, curve, names, rows_of
+from crate_interp.sweeps.layer_curves import TABLES, baseline, curve, names, rows_of
 from crate_interp.sweeps.moments import errors
 
 if TYPE_CHECKING:
@@ -24,20 +24,8 @@ if TYPE_CHECKING:
     from crate_interp.sweeps.result import SweepResult
 
 OFFICIAL = "compression.official_rate"
-# what an attention was derived to lower -> its statistics before and after the attention
-_RATES = {
-    "R^c": ("compression.subspace_rate_pre", "compression.subspace_rate_mid"),
-    "TSSA's bound of the stream": ("membership.bound_pre", "membership.bound_mid"),
-    "CBSA's rate of the stream": ("representatives.rate_pre", "representatives.rate_mid"),
-}
-# statistic -> (expectation for a trained network, its sign: 1 above untrained, -1 below)
-_BESIDE_UNTRAINED = {
-    OFFICIAL: ("Authors' R^c is lower than untrained", -1),
-    "sparsity.zero_fraction": ("More zeros than untrained", 1),
-    "alignment.head_overlap": ("Heads overlap less than untrained", -1),
-    "attention.support_cls": ("CLS looks at fewer tokens than untrained", -1),
-    "attention.entropy": ("Heads look at fewer tokens than untrained", -1),
-}
+_RATES: dict[str, list[str]] = TABLES["rates"]
+_BESIDE_UNTRAINED: dict[str, tuple[str, int]] = TABLES["beside_untrained"]
 _BACK = 0.05  # a rate still falls (rises) if it turns back by at most this share of its range
 
 

@@ -1,8 +1,10 @@
 """The numbers by layer that figures draw and summaries print: curves, baselines, controls."""
 
 import math
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     Results = Sequence[SweepResult]
 
+TABLES = tomllib.loads(Path(__file__).with_name("sentences.toml").read_text(encoding="utf-8"))
 # statistic of attention -> its value for even attention, given the number of keys and of tokens
 # before the patches
 _OF_EVEN: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
@@ -231,29 +234,8 @@ def numbers(result: "SweepResult", untrained: "Results") -> Cells:
 EVERY = 8  # controls within a layer are measured on 1 in 8 of the samples that have controls
 _GOLDEN = (5**0.5 - 1) / 2
 _TELLS = 10  # by chance, the model is better in all or none of 10 samples once in 512
-# the statistics that are shown, and their names in a sentence
-CONTROLLED = {
-    "compression.subspace_rate_mid": "R^c",
-    "compression.reduction_mid": "R - R^c",
-    "compression.official_rate": "the authors' R^c",
-}
-
-
-KINDS = {
-    "random weights": "one untrained network, seed 0. A number that is the same there was not "
-    "learned.",
-    "random subspaces": "random U_k with the singular values of the model's U_k, drawn separately "
-    "for each sample. If the model is no better, its subspaces compress its tokens no better than "
-    "random subspaces. The model may also be better because its subspaces hold less of the tokens: "
-    "see the share of a token in each head's subspace.",
-    "permuted heads": "each head's result is written by the output map of the head before it. If "
-    "the model is better in about half of the samples, it does not matter which map writes which "
-    "result. If the model is better in nearly all samples, its own maps compress more than the "
-    "permuted maps; if it is better in nearly none, its own maps compress less.",
-    "tight frame": "a stream of the same energy, spread evenly over as many directions as "
-    "possible, so its R is the highest. It has no structure. Tokens that fill few directions (see "
-    "the probe ranks) have a lower R and a lower R^c.",
-}
+CONTROLLED: dict[str, str] = TABLES["controlled"]
+KINDS: dict[str, str] = TABLES["controls"]
 IN_BRACKETS = "In brackets: samples in which the model is better (lower R^c, or higher R - R^c)."
 
 

@@ -22,7 +22,7 @@ from crate_interp.models.runtimes import with_weights
 from crate_interp.probes import LINEAR, LINEAR_STATISTICS
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk, Forward, Reading, last_point, run_layers
-from crate_interp.questions.experiment import Pass, Plan, Question, Rules, Tables
+from crate_interp.questions.experiment import Opened, Pass, Plan, Question, Rules, Tables
 from crate_interp.questions.provenance import digest_of_labels
 from crate_interp.results import sample_ranges
 from crate_interp.results.result import by
@@ -98,9 +98,7 @@ class LinearProbe(Question):
     forward: Forward = field(default=run_layers, repr=False)
     result = LinearProbeResult
 
-    def opened(
-        self, model: HookedModel, data: Data, options: RunOptions
-    ) -> tuple["LinearProbe", Samples]:
+    def opened(self, model: HookedModel, data: Data, options: RunOptions) -> Opened:
         """Opens the data, and fills in what model and samples decide."""
         checks.count("seed", self.seed, least=0)
         if not checks.is_number(self.test) or not 0 < self.test <= 0.5:
@@ -123,15 +121,10 @@ class LinearProbe(Question):
         """Returns what run.json and meta record of the question."""
         store = self.forward if isinstance(self.forward, Replay) else None
         settings = super().facts(model)["settings"] | {"C": 1.0}
-        facts = {
-            "statistics": {
-                f"{LINEAR}.{name}": list(record.facts)
-                for name, record in LINEAR_STATISTICS.items()
-                if name != "input" or store is None
-            },
-            "probes": {LINEAR: {"points": ["hook_resid_pre"], "settings": settings}},
-            "blocks": "blocks",
-        }
+        names = [name for name in LINEAR_STATISTICS if name != "input" or store is None]
+        statistics = {f"{LINEAR}.{name}": list(LINEAR_STATISTICS[name].facts) for name in names}
+        probes = {LINEAR: {"points": ["hook_resid_pre"], "settings": settings}}
+        facts = {"statistics": statistics, "probes": probes, "blocks": "blocks"}
         return facts | (store.meta if store else {})
 
     def read(self) -> Mapping[str, object]:

@@ -19,17 +19,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from crate_interp.measures.checks import qr
-from crate_interp.measures.rates import head_codes
-from crate_interp.models.autoencoder import DecoderView
+from crate_interp.measures import checks, rates
+from crate_interp.models import autoencoder, weights
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.weights import values_of_weights
 from crate_interp.probes import Probe
 from crate_interp.probes.layer_reading import Block, LayerActs, StandIn, around_attention, subspaces
 from crate_interp.probes.probe import is_ours, on_activations, on_final, on_weights
 from crate_interp.questions.batches import Batch, Chunk, Reading, measuring
-from crate_interp.sweeps.layer_curves import an_eighth
-from crate_interp.sweeps.moments import to_bytes
+from crate_interp.sweeps import layer_curves, moments
 from crate_interp.sweeps.sweep_tables import CONTROLS as COLUMNS
 from crate_interp.sweeps.sweep_tables import Numbers, Tally
 
@@ -72,25 +69,19 @@ def probe_readings(
                 else:
                     shared = LayerActs(own | extra, of_weights[layer], made[layer])
                     answer = on_activations(item, block, shared)
-                wanted = reported.setdefault((item.name, final), set(answer))
-                if wanted != set(answer):
-                    raise ValueError(
-                        "the probe gave other statistics in earlier layers or batches. Return each "
-                        "statistic every time; with partial=True, NaN stands for no value."
-                    )
+                if reported.setdefault((item.name, final), set(answer)) != set(answer):
+                    words = "the probe gave other statistics in earlier layers or batches"
+                    raise ValueError(f"{words}: return each statistic every time.")
             numbers.update({(item.name, name, place): value for name, value in answer.items()})
         if not final:
             left[layer] -= 1
             if not left[layer]:
                 made[layer].clear()
 
-    readings = [
-        Reading(
-            [*item.points, *(point for point in item.optional if point in names)],
-            partial(measure, items=[item], final=False),
-        )
-        for item in reading
-    ]
+    readings = []
+    for item in reading:
+        points = [*item.points, *(point for point in item.optional if point in names)]
+        readings.append(Reading(points, partial(measure, items=[item], final=False)))
     finals = [item for item in probes if item.final]
     if finals:
         last = [len(layers) - 1]
@@ -137,7 +128,7 @@ def naming(probe: Probe, layer: int, batch: Batch) -> Iterator[None]:
 
 
 def measure_weights(
-    model: HookedModel | DecoderView, blocks: str, probes: Sequence[Probe], tally: Tally
+    model: HookedModel | autoencoder.DecoderView, blocks: str, probes: Sequence[Probe], tally: Tally
 ) -> None:
     """Adds the probes' numbers for the weights of each layer.
 
@@ -150,7 +141,7 @@ def measure_weights(
         function = item.weights if item.points else item.measure
         ours = is_ours(function) and not hasattr(function, "func")  # every partial is a new one
         name = (item.name, function, layers is getattr(whole, "blocks", None))
-        store = values_of_weights(whole) if ours else {}
+        store = weights.values_of_weights(whole) if ours else {}
         if name not in store:
             store[name] = [on_weights(item, block) for block in layers]
         found.append(store[name])
@@ -166,9 +157,9 @@ def random_subspaces(block: Block, acts: Acts, generator: torch.Generator) -> tu
         return block, acts
     noise = torch.randn(u.shape, generator=generator, dtype=torch.float64)
     noise = noise.to(device=u.device, dtype=u.dtype)
-    random = qr(noise)[0] @ qr(u)[1]
+    random = checks.qr(noise)[0] @ checks.qr(u)[1]
     stand_in = StandIn(block, attn=StandIn(block.attn, U=random))
-    codes = head_codes(acts[around_attention(block)[1]].to(u.dtype), random)
+    codes = rates.head_codes(acts[around_attention(block)[1]].to(u.dtype), random)
     return stand_in, acts | {"attn.hook_u": codes.transpose(1, 2)}
 
 
@@ -233,7 +224,7 @@ def measure_controls(
     untrained copy with the official initialisation; CONTROLS has the other controls.
     """
     layers: Any = getattr(chunk.model, chunk.blocks)
-    seen = an_eighth(batch.start, count)
+    seen = layer_curves.an_eighth(batch.start, count)
     found: dict[str, Numbers] = {"model": {}, **{name: {} for name in CONTROLS}}
 
     def measure(layer: int, acts: Acts, batch: Batch) -> None:
@@ -323,5 +314,5 @@ def position_sums(
         counts[pos] += len(batch.inputs) if not layer else 0
 
     chunk.measure_all(Reading(points, add))
-    rows = [(*key, counts[key[1]], to_bytes(total)) for key, total in sorted(sums.items())]
+    rows = [(*key, counts[key[1]], moments.to_bytes(total)) for key, total in sorted(sums.items())]
     return {name: pd.DataFrame(rows, columns=["layer", "pos", "n", "sums"])}

@@ -55,8 +55,7 @@ def moments_of(result: Result) -> Any:
     table["mean"] = table["total"] / table["n"]
     wide: Any = parts.pivot(index="group", columns=keys, values=["total", "n"]).fillna(0)
     order = pd.MultiIndex.from_frame(table[keys])
-    values = of_sums(wide["total"][order].to_numpy(), wide["n"][order].to_numpy())
-    error, count = mean_error(values)
+    error, count = mean_error(of_sums(wide["total"][order].to_numpy(), wide["n"][order].to_numpy()))
     return _with_std(table).assign(error=error, independent=count)
 
 

@@ -10,10 +10,8 @@ from crate_interp.core.safe_text import notebook_view, table_in_html
 from crate_interp.results.result import Result, by, first
 from crate_interp.stats.contrasts import by_group, paired
 from crate_interp.stats.intervals import paired_shares, share_interval, student_interval
-from crate_interp.sweeps import sweep_tables
-from crate_interp.sweeps.findings import headline
+from crate_interp.sweeps import findings, moments, sweep_tables
 from crate_interp.sweeps.layer_curves import controls_text, even, rows_of
-from crate_interp.sweeps.moments import errors, errors_over_groups, merged_moments
 
 _EVERY = "every layer"  # the name under which `layers()` keeps its answer
 
@@ -33,7 +31,7 @@ class SweepResult(Result):
     STORED = {
         "samples": by("sample", "layer"),
         "head_samples": by("sample", "layer", "head"),
-        "moments": merged_moments,
+        "moments": moments.merged_moments,
         "weights": first,
         "controls": sweep_tables.merged_controls,
     }
@@ -82,7 +80,7 @@ class SweepResult(Result):
     @cached_property
     def errors_over_groups(self) -> dict[tuple, tuple[float, float]]:
         """The errors of means over groups of samples; a report asks for them hundreds of times."""
-        return errors_over_groups(self)
+        return moments.errors_over_groups(self)
 
     def mean_ends(self, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ends of the 95 % interval of each row of `layers()` or `heads()`.
@@ -90,7 +88,7 @@ class SweepResult(Result):
         The interval is Student's t. Its ends are NaN for a single sample, and for statistics of the
         weights.
         """
-        return student_interval(rows["mean"].to_numpy(float), *errors(self, rows))
+        return student_interval(rows["mean"].to_numpy(float), *moments.errors(self, rows))
 
     def controls(self) -> pd.DataFrame:
         """Returns a row per negative control, statistic and layer.
@@ -119,7 +117,7 @@ class SweepResult(Result):
 
     def finding(self) -> str:
         """Returns what was measured, and how both rates that are called R^c change."""
-        return headline(self)
+        return findings.headline(self)
 
     def _written(self, name: str | None) -> pd.DataFrame:
         return self.layers() if name is None else super()._written(name)

@@ -11,23 +11,19 @@ import torch
 from torch import Tensor
 
 from crate_hooks import full_name
-from crate_interp.core import checks, device_waits
-from crate_interp.core.pictures import Undecodable
+from crate_interp.core import checks, device_waits, pictures
 from crate_interp.core.run_options import Run, RunOptions, run_options
 from crate_interp.data import Data, Samples, forms
-from crate_interp.data.streams import Stream
+from crate_interp.models import weights
 from crate_interp.models.autoencoder import DecoderView
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.runtimes import with_weights
-from crate_interp.models.weights import weight_mark
 from crate_interp.probes import BUILT_IN, DEFAULT, OF_MEMBERS, Probe, resolve
 from crate_interp.probes.probe import MASKS
-from crate_interp.questions import batches
+from crate_interp.questions import batches, provenance, untrained_twins
 from crate_interp.questions.asking import Perhaps, ask
-from crate_interp.questions.experiment import Pass, Question, Tables
-from crate_interp.questions.provenance import model_meta, probes_meta
-from crate_interp.questions.untrained_twins import twin
+from crate_interp.questions.experiment import Opened, Pass, Question, Tables
 from crate_interp.stats.contrasts import MOST_GROUPS
 from crate_interp.sweeps import measuring
 from crate_interp.sweeps.measuring import Reported
@@ -94,9 +90,7 @@ class Sweep(Question):
     replay: Replay | None = None
     result, streams = SweepResult, True
 
-    def opened(
-        self, model: HookedModel, data: Data, options: RunOptions
-    ) -> tuple["Sweep", Samples | Stream]:
+    def opened(self, model: HookedModel, data: Data, options: RunOptions) -> Opened:
         """Opens the data, and fills in what model and samples decide."""
         controls = checks.count("controls", self.controls, least=0)
         chosen = fitting(self.probes, model, self.blocks)
@@ -112,7 +106,7 @@ class Sweep(Question):
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
         """Returns what run.json and meta record of the question."""
-        facts = probes_meta(list(self.probes), model) | {"blocks": self.blocks}
+        facts = provenance.probes_meta(list(self.probes), model) | {"blocks": self.blocks}
         facts |= {"n_layers": len(getattr(model, self.blocks)), "controls": self.controls}
         facts |= self.replay.meta if self.replay else {}
         if model.cfg.kind == "mae" and self.forward is batches.run_layers:
@@ -146,7 +140,7 @@ def sweep_pass(
 
 def _measured(chunk: batches.Chunk, probes: list[Probe], controls: int) -> Tables:
     """Returns the stored tables of a chunk."""
-    samples, mark = chunk.samples, weight_mark(chunk.model)
+    samples, mark = chunk.samples, weights.weight_mark(chunk.model)
     reported = chunk.once.setdefault("reported", {})
     groups = None if samples.groups is None else np.array(samples.groups) % MOST_GROUPS
     tally, controlled = Tally(samples.n, samples.start, groups), no_controls()
@@ -155,7 +149,7 @@ def _measured(chunk: batches.Chunk, probes: list[Probe], controls: int) -> Table
         if not chunk.number:  # weights are measured once, in the first chunk
             measuring.measure_weights(chunk.model, chunk.blocks, probes, tally)
         of_weights: list[dict] = chunk.once.setdefault("weights", [{} for _ in layers])
-        untrained: Any = twin(chunk.model, 0) if samples.start < controls else None
+        untrained: Any = untrained_twins.twin(chunk.model, 0) if samples.start < controls else None
         for batch in chunk.batches():
             how = (chunk, batch, probes, of_weights, _masks(chunk, batch), reported)
             count = min(controls - batch.start, len(batch.inputs))
@@ -166,7 +160,7 @@ def _measured(chunk: batches.Chunk, probes: list[Probe], controls: int) -> Table
                 untrained = None  # frees the twin's memory for the remaining batches
                 numbers = device_waits.hoping(partial(measuring.measure_batch, *how), batch.inputs)
             tally.add(numbers, probes, batch.start)
-    if weight_mark(chunk.model) != mark:
+    if weights.weight_mark(chunk.model) != mark:
         where = f"samples {samples.start} to {samples.start + samples.n - 1}"
         raise ValueError(f"a probe or a training changed the model's weights during {where}.")
     counts = pd.DataFrame(list(tally.counts.items()), columns=["name", "value"])
@@ -221,12 +215,11 @@ def check_masks(probes: list[Probe], samples: object, skip_bad: bool = False) ->
     if not isinstance(samples, Samples) or samples.masks is None:
         raise ValueError(
             f"the probe {name!r} needs masks, but the data has none: ci.sweep takes "
-            f"{forms(masks=True)}, or a datasets.Dataset with an image and a mask column. Maps "
-            "need no masks: crate-interp explore shows them, and ci.maps.attention returns them."
+            f"{forms(masks=True)}, or a datasets.Dataset with an image and a mask column."
         )
     try:
         samples.masks(samples.start, samples.start + 1)  # raises now, not under a progress bar
-    except Undecodable as error:
+    except pictures.Undecodable as error:
         if not skip_bad:
             raise ValueError(batches.advised(error)) from None
 
@@ -261,7 +254,7 @@ def probe(cache: CrateCache, probes: Probes = None) -> SweepResult:
             tally.add(_numbers(part, chosen, first, reported), chosen, first)
     cache.check_weights()  # a probe may have written into them
     blocks = "decoder_blocks" if isinstance(model, DecoderView) else "blocks"
-    meta = model_meta(model, n) | probes_meta(chosen, model)
+    meta = provenance.model_meta(model, n) | provenance.probes_meta(chosen, model)
     meta |= {"blocks": blocks, "controls": 0, "counts": tally.totals()}
     return SweepResult(tables_of(tally, None, len(model.blocks)), meta)
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from crate_hooks import full_name
-from crate_interp.core import files, folders, safe_text
-from crate_interp.core.run_options import RunOptions
+from crate_interp.core import files, folders, run_options, safe_text
 from crate_interp.data import Data, Samples
 from crate_interp.data.samples import first
 from crate_interp.data.streams import Stream
@@ -191,9 +190,9 @@ def readable(
 def opened(
     model: HookedModel,
     data: Data,
-    options: RunOptions,
+    options: run_options.RunOptions,
     forward: Forward = run_layers,
-    find: Callable[[HookedModel, Data, RunOptions], Samples | Stream] = samples_of,
+    find: Callable[[HookedModel, Data, run_options.RunOptions], Samples | Stream] = samples_of,
 ) -> tuple[Samples | Stream, Forward]:
     """Returns the samples of `data`, and the forward that passes activations to the model's hooks.
 

@@ -22,15 +22,12 @@ from crate_interp.data import Data, Samples
 from crate_interp.models.hook_points import NamesFilter
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.runtimes import with_weights
+from crate_interp.questions import batches, chunks, provenance
 from crate_interp.questions.asking import Experiment, Perhaps, ask
-from crate_interp.questions.batches import Batch, Chunk, run_layers
-from crate_interp.questions.chunks import CHUNKS, is_ours, writable
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
-from crate_interp.questions.provenance import model_meta
 from crate_interp.results.result_files import META
 from crate_interp.results.sample_ranges import counted
-from crate_interp.sweeps import store_reading
-from crate_interp.sweeps.sweep_tables import numbered
+from crate_interp.sweeps import store_reading, sweep_tables
 
 if TYPE_CHECKING:
     import datasets
@@ -108,7 +105,7 @@ class Store(Question):
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
         """Returns what run.json and meta record of the question."""
-        versions = model_meta(model, 0)["versions"]
+        versions = provenance.model_meta(model, 0)["versions"]
         versions |= {name: version(name) for name in ("pyarrow", "datasets")}
         return {"points": self.shapes, "stored": self.stored, "versions": versions}
 
@@ -121,8 +118,8 @@ class Store(Question):
         if run.options.progress:
             free = store_reading.size_of(shutil.disk_usage(run.chunks.out).free)
             note(f"{run.chunks.out}: {_size(run, self)}; {free} are free.")
-        measure = partial(_written, folder=run.chunks.out / CHUNKS, store=self)
-        check = partial(_intact, run.chunks.out / CHUNKS)
+        measure = partial(_written, folder=run.chunks.out / chunks.CHUNKS, store=self)
+        check = partial(_intact, run.chunks.out / chunks.CHUNKS)
         rules = store_reading.ActivationStore.STORED
         return (yield Pass(_STAGE, measure, rules, intact=check, apart=True))
 
@@ -171,7 +168,7 @@ def _intact(folder: Path, tables: Tables) -> bool:
     return bool(found) and all(found)
 
 
-def _written(chunk: Chunk, folder: Path, store: Store) -> Tables:
+def _written(chunk: batches.Chunk, folder: Path, store: Store) -> Tables:
     """Writes the Arrow file of a chunk, a batch of rows after the other."""
     from datasets.arrow_writer import ArrowWriter
 
@@ -185,24 +182,23 @@ def _written(chunk: Chunk, folder: Path, store: Store) -> Tables:
         flush(part)
 
     check_regular(path)
-    with writable(folder.parent):
-        if path.exists() and not is_ours(path):
+    with folders.writable(folder.parent):
+        if path.exists() and not chunks.is_ours(path):
             os.replace(path, path.with_name(f"{path.name}.{digest(path)[7:19]}.damaged"))
         write(path, writer)
     row = {"chunk": chunk.number, "file": path.name, "sha256": digest(path)}
-    size = path.stat().st_size
-    row |= {"bytes": size, "start": samples.start, "stop": samples.start + samples.n}
+    row |= {"bytes": path.stat().st_size, "start": samples.start, "stop": samples.start + samples.n}
     return {"files": pd.DataFrame([row])}
 
 
-def _rows(chunk: Chunk, batch: Batch, store: Store) -> dict[str, Any]:
+def _rows(chunk: batches.Chunk, batch: batches.Batch, store: Store) -> dict[str, Any]:
     """Returns the rows of a batch, by column.
 
     Raises ValueError for samples of another size than the first, for NaN, and for finite numbers
     that become infinite in float16.
     """
     rows: dict[str, Any] = {store_reading.SAMPLE: np.arange(batch.start, batch.last + 1)}
-    rows[store_reading.INPUT] = store_reading.input_digests(run_layers, batch.inputs)
+    rows[store_reading.INPUT] = store_reading.input_digests(batches.run_layers, batch.inputs)
     if chunk.samples.labels is not None:
         first = batch.start - chunk.samples.start
         rows[store_reading.LABEL] = chunk.samples.labels[first : first + len(batch.inputs)]
@@ -215,7 +211,7 @@ def _rows(chunk: Chunk, batch: Batch, store: Store) -> dict[str, Any]:
         high = (value.abs() > _HIGHEST) & value.isfinite() & (store.stored == "float16")
         wrong = value.isnan() | high
         if wrong.any():
-            bad = numbered(wrong.cpu().numpy(), batch.start)
+            bad = sweep_tables.numbered(wrong.cpu().numpy(), batch.start)
             raise ValueError(f"{name} is NaN or too large for {store.stored} in samples {bad}.")
         rows[name] = value.to(DTYPES[store.stored]).cpu().numpy()
     return rows

@@ -122,10 +122,8 @@ class SRRRegularizer:
         """Returns the term for the last forward, to be added to the loss."""
         check_gradients("SRRRegularizer", self._model)
         if not self._seen:
-            raise RuntimeError(
-                "there was no forward with gradients since the last call: use `with "
-                "ci.SRRRegularizer(model) as penalty:` around the loop, and call the model first."
-            )
+            words = "there was no forward with gradients since the last call"
+            raise RuntimeError(f"{words}: use `with ci.SRRRegularizer(model)` around it.")
         seen, self._seen = self._seen, {}
         chosen = [self._draws.choice(self.layers)] if self.one else self.layers
         if not self.weight:

@@ -14,18 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from crate_interp.core import checks
+from crate_interp.core import checks, folders
 from crate_interp.core.run_options import run_options
 from crate_interp.core.safe_text import plain
 from crate_interp.data import Data, Samples
 from crate_interp.data.samples import Notes, Reads, contents, noting, read_runs, table_of
 from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
-from crate_interp.questions.batches import check_model, ranges_of
-from crate_interp.questions.chunks import InFolder, writable
+from crate_interp.questions import batches, chunks, provenance, run_folder
 from crate_interp.questions.experiment import Tables, Task, Work, with_facts
-from crate_interp.questions.provenance import code_of, data_meta
-from crate_interp.questions.run_folder import in_folder
 from crate_interp.results import sample_ranges
 from crate_interp.sweeps.run import Probes, Sweep
 from crate_interp.training.watch_result import STORED, WatchResult, by_step
@@ -54,11 +51,8 @@ class Watch:
     seconds: float = field(default=0.0, init=False)
     not_measured: dict[int, str] = field(default_factory=dict, init=False)
     _steps: dict[int, Tables] = field(default_factory=dict, init=False)
-    _chunks: InFolder | None = field(default=None, init=False)
+    _chunks: chunks.InFolder | None = field(default=None, init=False)
     _open: ExitStack | None = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        self.now = self.start
 
     def __repr__(self) -> str:
         return f"Watch(every={self.every}, steps measured: {len(self._steps)})"
@@ -71,7 +65,9 @@ class Watch:
             if self.out is not None:
                 settings = {name: self.meta[name] for name in self.meta if name not in _FREE}
                 settings |= {"every": self.every}
-                folder = in_folder(self.out, WatchResult, settings, self.code, resume=self.resume)
+                folder = run_folder.in_folder(
+                    self.out, WatchResult, settings, self.code, resume=self.resume
+                )
                 self._chunks = stack.enter_context(folder)
                 self._chunks.open(self.work.step)
                 for step, block in sorted(self._chunks.blocks[self.work.step.name].items()):
@@ -92,10 +88,9 @@ class Watch:
             was, found = (tables[name][columns].to_numpy() for tables in (kept, now))
             # a wide tolerance: another device or precision does not make it another training
             if was.shape != found.shape or not np.allclose(was, found, 1e-2, 1e-4, equal_nan=True):
-                raise ValueError(
-                    f"{self.out} holds another training: at step {self.now} its {name} differ. "
-                    "Give another out, the start= of the model's checkpoint, or resume=False."
-                )
+                words = f"at step {self.now} its {name} differ"
+                words += ". Give another out, another start=, or resume=False."
+                raise ValueError(f"{self.out} holds another training: {words}")
 
     def __exit__(self, kind: type | None, *error: object) -> None:
         opened, self._open = self._open or ExitStack(), None
@@ -103,7 +98,7 @@ class Watch:
             if kind is None and self.now not in self._steps:
                 self._measure()
             if self.out is not None and self._steps:
-                with writable(self.out):
+                with folders.writable(self.out):
                     self.result().save(self.out)
 
     def step(self, number: int | None = None) -> None:
@@ -229,9 +224,9 @@ def watch(
     options = run_options(watch, {"limit": limit, "batch_size": batch_size, "tag": tag})
     start, resume = checks.count("start", start, least=0), checks.flag("resume", resume)
     made = Watch if callback is None else _callback(callback)
-    check_model(model)
+    batches.check_model(model)
     question, samples = Sweep(probes).opened(model, data, options)
-    meta = data_meta(model, samples, options.batch_size) | question.facts(model)
+    meta = provenance.data_meta(model, samples, options.batch_size) | question.facts(model)
     meta["model_digest"] = ""  # the model is different at every step
     step = replace(question.passes(model), name=_STAGE, apart=True)
     samples = samples.first_samples() if isinstance(samples, Stream) else samples
@@ -239,7 +234,7 @@ def watch(
     known |= sample_ranges.grouped(samples.groups) if samples.groups else {}
     meta["data"] = [entry | known for entry in meta["data"]]
     place = None if out is None else Path(out)
-    code = {} if out is None else code_of(model, question.read(), tag)
+    code = {} if out is None else provenance.code_of(model, question.read(), tag)
     return made(model, Work(step, model, samples, options), meta, every, start, place, code, resume)
 
 
@@ -253,7 +248,7 @@ def _remembered(samples: Samples, size: int, masks: bool) -> tuple[Samples, dict
     noted = noting(samples, notes)
     of_masks = None if noted.masks is None else _copied(noted.masks)
     kept = replace(noted, read=_copied(noted.read), masks=of_masks, files=None)
-    bad = sum(len(read_runs(kept, *ends, masks).bad) for ends in ranges_of(kept, size))
+    bad = sum(len(read_runs(kept, *ends, masks).bad) for ends in batches.ranges_of(kept, size))
     if samples.files is None:
         return kept, {}
     ends = samples.start, samples.start + samples.n
