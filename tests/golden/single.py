@@ -44,6 +44,9 @@ def looks() -> Iterator[Case]:
     at = {"target": 1, "position": 3}
     yield Case("circuits.logit_attribution", "gpt-baseline", at, cache_of)
     yield Case("circuits.repeat_targets", "induction", {"offsets": (0, 1, 2)}, _inputs)
+    sizes = {"layers": 5, "eta": 0.4, "eps": 0.6, "lambd": 300.0}
+    samples = torch.randn(21, 7, generator=_seed()).double(), torch.arange(21) % 3
+    yield Case("redunet", "samples", sizes, lambda name: samples)
     yield Case("viz.layers", "crate", {}, _swept)
     yield Case("viz.heads", "crate", {}, partial(_swept, statistic="attention.entropy"))
     yield Call("figures of results", "crate", _figures)
