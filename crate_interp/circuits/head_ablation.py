@@ -166,9 +166,8 @@ class HeadAblation(Result):
         samples = self._table("samples").pivot(index="sample", columns=["layer", "head"])["ablated"]
         gap = samples[best["layer"], best["head"]] - samples[other["layer"], other["head"]]
         test = paired(self.by_group(gap.to_numpy(float)[:, None], gap.index))
-        name = head_name(int(other["layer"]), int(other["head"]))
-        doubt = f"; we can't tell it from {name} ({self._size(other['drop'])})"
-        return "" if signs(*test.ends)[0] else doubt
+        name, size = head_name(int(other["layer"]), int(other["head"])), self._size(other["drop"])
+        return "" if signs(*test.ends)[0] else f"; we can't tell it from {name} ({size})"
 
     def _size(self, drop: float) -> str:
         by_loss = self.meta["settings"]["metric"] == "loss"

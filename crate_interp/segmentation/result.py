@@ -166,11 +166,10 @@ class SegmentResult(Result):
         """
         row = self.overall()
         words = BLIND | {"untrained": "an untrained copy"}
-        bar, best = max((row[name], said) for name, said in words.items() if not pd.isna(row[name]))
+        bar, top = max((row[name], said) for name, said in words.items() if not pd.isna(row[name]))
         verdict = FINDS[of_interval(row["low"], row["high"], (bar, np.inf))]
         if verdict == FINDS[UNDECIDED]:
-            than = "is no better than" if row["value"] <= bar else verdict
-            verdict = f"{than} {best} ({bar:.3f})"
+            verdict = f"{'is no better than' if row['value'] <= bar else verdict} {top} ({bar:.3f})"
         if verdict == FINDS[KEPT]:
             way = of_interval(row["excess_low"], row["excess_high"], (0.0, np.inf))
             than = f"than {WITHOUT_NETWORK[row['strongest']]} ({row[row['strongest']]:.3f})"

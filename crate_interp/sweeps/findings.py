@@ -137,8 +137,7 @@ def _changes_in_words(result: "SweepResult", twins: "Results") -> list[str]:
         moved = f"lowers {what} in {falls} and raises it in {rises} of {layers} layers"
         if layers in (rises, falls):
             moved = f"{'raises' if rises else 'lowers'} {what} in all {layers} layers"
-            moved += "; the theory expects a fall" * bool(rises)
-        said.append(f"Attention {moved}.")
+        said.append(f"Attention {moved}{'; the theory expects a fall' * (rises == layers)}.")
         if rate == "R^c" and not _settings(result).get("norm"):
             said.append("Attention reads LN(Z), where R^c may move the other way: see the audit.")
         said.append(
