@@ -127,9 +127,8 @@ def _changes_in_words(result: "SweepResult", twins: "Results") -> list[str]:
         if change is None:
             continue
         rises, falls = (change.signs.count(sign) for sign in (1, -1))
-        name = what = rate
-        if rate == "R^c":
-            name, what = f"R^c of {stream(result)}", f"a token's cost (R^c of {_frame(result)})"
+        name = f"R^c of {stream(result)}" if rate == "R^c" else rate
+        what = f"a token's cost (R^c of {_frame(result)})" if rate == "R^c" else rate
         beside = [twin.change for twin in (at_attention(one, rate) for one in twins) if twin]
         untrained = f"; untrained copies {_per_cents(np.mean(beside, axis=0))}" if beside else ""
         few = interval_words(np.nan, np.nan, of=change.of)
