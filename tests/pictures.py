@@ -82,7 +82,7 @@ def results(out: Path, limit: int = 128, untrained: int = 5) -> Pages:
     compare = ci.viz.compare_page(compared, out / "compare")
     return {
         "compare": (compare, ["adjusted for the layers"]),
-        "concentration": (concentration, ["native axes"]),
+        "concentration": (concentration, ["code entries"]),
         "ablation": (ablation, ["Every head"]),
         "atoms": (atoms, ["L5A"]),
         "atlas": (atlas, ["layer 5"]),

@@ -240,7 +240,7 @@ def test_planted_changes_are_found_and_told_apart(result):
     one = planted(result, before=before, after=after, official=official)
     second, first = " ".join(sentences(one, [])).split(" With every code")
     assert "rises from 20 nats per token in layer 0 to 30 in layer 2." in first
-    words = "Attention lowers R^c of the stream at eps 0.1 in 1 and raises it in 1 of 3 layers"
+    words = "lowers a token's cost (R^c of the stream) in 1 and raises it in 1 of 3 layers"
     assert words in second and "untrained" not in first + second
     change = 100 * (after / before - 1).mean(axis=0)
     assert f"changes by {change[0]:+.1f} to {change[1]:+.1f}\u00a0%." in second
@@ -270,7 +270,7 @@ def test_beyond_untrained_is_outside_the_interval_of_one_more_untrained_network(
         (0.03, "?"), (0.99 * half, "?"), (1.01 * half, "\N{MINUS SIGN}"), (-1.01 * half, "+")
     ):  # fmt: skip
         rows = {row.title: row for row in strip(moved(amount), twins)}
-        signs = rows["Heads overlap less than untrained"].signs
+        signs = rows["Heads overlap less than with random weights"].signs
         assert [sign.mark for sign in signs] == [mark] * LAYERS, amount
     one = {row.title: row for row in strip(moved(9.0), twins[:1])}
-    assert {sign.mark for sign in one["Heads overlap less than untrained"].signs} == {"?"}
+    assert {sign.mark for sign in one["Heads overlap less than with random weights"].signs} == {"?"}

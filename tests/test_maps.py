@@ -176,7 +176,7 @@ def test_activations_are_a_grid_of_patches_or_tokens(cache):
     assert (data["layers"], data["atoms"], data["grid"]) == ([2, 0], [3, 1], [3, 4])
     assert data["first"] == [int(at) for at in np.unravel_index(code.argmax(), code.shape)[:2]]
     layer, atom = [2, 0][data["first"][0]], [3, 1][data["first"][1]]
-    assert f"Atom {atom} of layer {layer} is on" in page.html()
+    assert f"the largest value is L{layer}A{atom}" in page.html()
 
 
 @pytest.fixture(scope="module")

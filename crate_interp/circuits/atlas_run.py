@@ -21,7 +21,7 @@ from crate_interp.questions.answers import Loss, check_logits, loss_on
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Chunk, check_one_length
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
-from crate_interp.results.result import Result, by, first, sums
+from crate_interp.results.result import ENOUGH, Result, by, first, sums
 from crate_interp.results.sample_ranges import counted
 from crate_interp.stats.intervals import LEVEL, interval_of_sums, signs
 from crate_interp.sweeps.atom_statistics import AtomResult, Atoms
@@ -150,7 +150,7 @@ class Atlas(AtomResult):
         """
         found, unit, word = self._strongest(layer), self.meta["unit"], self.word()
         ends = self.interval_words(found["low"], found["high"], form="+.2g")
-        name, size = f"L{found['layer']}A{found['atom']}", f"{found['effect']:+.2g} nats ({ends})"
+        name, size = f"L{found['layer']}A{found['atom']}", f"{found['effect']:+.2g} nats"
         place = "" if layer is None else f" of layer {layer}"
         chosen, where = "", ", to first order"
         if found["exact"]:
@@ -159,7 +159,8 @@ class Atlas(AtomResult):
             lead = f"Of the {word}s{place}, {name} matters most to the loss."
         else:
             lead = f"We can't tell which {word}{place} matters most to the loss."
-        return f"{lead} Removing {name}{chosen} changes the loss by {size}{where}."
+            ends = "too few to tell" if found["n"] < ENOUGH else ends
+        return f"{lead} Removing {name}{chosen} changes the loss by {size}{where} ({ends})."
 
     def _strongest(self, layer: int | None) -> dict[str, Any]:
         """Returns layer, atom, effect, low, high, n of the top atom, and whether it is exact."""

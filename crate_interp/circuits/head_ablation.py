@@ -37,7 +37,7 @@ from crate_interp.results.result import Result, by
 from crate_interp.results.result_files import near_chance
 from crate_interp.stats.bootstrap import RESAMPLES
 from crate_interp.stats.contrasts import paired
-from crate_interp.stats.intervals import LEVEL, holm, max_t, paired_shares
+from crate_interp.stats.intervals import LEVEL, holm, max_t, paired_shares, signs
 from crate_interp.sweeps.measuring import position_sums
 from crate_interp.sweeps.moments import added, from_bytes
 
@@ -138,11 +138,12 @@ class HeadAblation(Result):
         best = among.loc[among["drop"].abs().idxmax()]
         head, drop = head_name(int(best["layer"]), int(best["head"])), best["drop"]
         unit, metric = _UNITS[settings["metric"]], settings["metric"]
-        size = f"{abs(drop):.2f} nats" if metric == "loss" else f"{100 * abs(drop):.0f} points"
         verb = "rises" if (drop > 0) == (metric == "loss") else "falls"
         counted = self.counted_samples()
+        others = table[(table["drop"] * drop > 0) & (table.index != best.name)]
+        rival = self._rival(others, best) if len(others) else ""
         said = [
-            f"Head {head} matters most: without it the {metric} {verb} by {size}.",
+            f"Without head {head} the {metric} {verb} most, by {self._size(drop)}{rival}.",
             f"Of {len(table)} heads{' that were ablated' * ('exact' in every)} of "
             f"{self.meta['model'] or 'the model'} on {counted}, {(shown['drop'] > 0).sum()} are "
             f"shown to help and {(shown['drop'] < 0).sum()} to harm.",
@@ -159,6 +160,19 @@ class HeadAblation(Result):
             f"from a base of {best['base']:.3g} (guessing: {self.guessing():.3g})."
         ]
         return [*self._worse(), *said]
+
+    def _rival(self, heads: Any, best: Any) -> str:
+        """Returns which effect comes next, if it may be as large (paired by sample), or ""."""
+        other = heads.loc[heads["drop"].abs().idxmax()]
+        samples = self._table("samples").pivot(index="sample", columns=["layer", "head"])["ablated"]
+        gap = samples[best["layer"], best["head"]] - samples[other["layer"], other["head"]]
+        test = paired(self.by_group(gap.to_numpy(float)[:, None], gap.index))
+        name, size = head_name(int(other["layer"]), int(other["head"])), self._size(other["drop"])
+        return "" if signs(*test.ends)[0] else f"; we can't tell it from {name} ({size})"
+
+    def _size(self, drop: float) -> str:
+        by_loss = self.meta["settings"]["metric"] == "loss"
+        return f"{abs(drop):.2f} nats" if by_loss else f"{100 * abs(drop):.0f} points"
 
     def guessing(self) -> float:
         """Returns the metric of equally likely answers."""

@@ -234,9 +234,10 @@ def largest(result: Comparison, count: int = LARGEST) -> list[dict[str, Any]]:
 
     A statistic has the row of the layer in which a and b differ most. Statistics have different
     units, so they are ordered by the largest difference relative to the larger of the two means.
+    R - R^c is left out: it is mostly the scale of U.
     """
     rows: Any = _leading(result)
-    rows = rows.assign(size=rows["difference"].abs())
+    rows = rows[~rows["statistic"].str.match("reduction_")].assign(size=rows["difference"].abs())
     rows = rows.assign(most=rows.groupby(["probe", "statistic"])["share"].transform("max"))
     ordered = rows.sort_values(["most", "size"], ascending=False, kind="stable")
     return ordered.drop_duplicates(["probe", "statistic"]).head(count).to_dict("records")

@@ -24,7 +24,7 @@ BLIND = {
 }
 FINDS = {
     KEPT: "finds objects", BROKEN: "does not find objects",
-    UNDECIDED: "may be no better than chance",
+    UNDECIDED: "is not shown to beat",
 }  # fmt: skip
 CELL = {"other_image": "mask of another image", "random": "random order", "untrained": "untrained"}
 
@@ -165,8 +165,11 @@ class SegmentResult(Result):
         than that mask if the interval includes 0.
         """
         row = self.overall()
-        bar = max(row[name] for name in (*BLIND, "untrained") if not pd.isna(row[name]))
+        words = BLIND | {"untrained": "an untrained copy"}
+        bar, top = max((row[name], said) for name, said in words.items() if not pd.isna(row[name]))
         verdict = FINDS[of_interval(row["low"], row["high"], (bar, np.inf))]
+        if verdict == FINDS[UNDECIDED]:
+            verdict = f"{'is no better than' if row['value'] <= bar else verdict} {top} ({bar:.3f})"
         if verdict == FINDS[KEPT]:
             way = of_interval(row["excess_low"], row["excess_high"], (0.0, np.inf))
             than = f"than {WITHOUT_NETWORK[row['strongest']]} ({row[row['strongest']]:.3f})"

@@ -115,7 +115,8 @@ def _changes_in_words(result: "SweepResult", twins: "Results") -> list[str]:
         if change is None:
             continue
         rises, falls = (change.signs.count(sign) for sign in (1, -1))
-        what = f"R^c of {stream(result)}" if rate == "R^c" else rate
+        name = f"R^c of {stream(result)}" if rate == "R^c" else rate
+        what = f"a token's cost (R^c of {_frame(result)})" if rate == "R^c" else rate
         beside = [twin.change for twin in (at_attention(one, rate) for one in twins) if twin]
         untrained = f"; untrained copies {_per_cents(np.mean(beside, axis=0))}" if beside else ""
         few = interval_words(np.nan, np.nan, of=change.of)
@@ -123,11 +124,11 @@ def _changes_in_words(result: "SweepResult", twins: "Results") -> list[str]:
         moved = f"lowers {what} in {falls} and raises it in {rises} of {layers} layers"
         if layers in (rises, falls):
             moved = f"{'raises' if rises else 'lowers'} {what} in all {layers} layers"
-        said.append(f"Attention {moved}.")
+        said.append(f"Attention {moved}{'; the theory expects a fall' * (rises == layers)}.")
         if rate == "R^c" and not _settings(result).get("norm"):
             said.append("Attention reads LN(Z), where R^c may move the other way: see the audit.")
         said.append(
-            f"{rate} changes by {_per_cents(change.change)}{untrained}"
+            f"{name} changes by {_per_cents(change.change)}{untrained}"
             f"{f': {few}' if np.isnan(change.low).all() else ''}."
         )
     along = along_layers(result)
@@ -262,7 +263,7 @@ def _beside_untrained(result: "SweepResult", kinds: "Sequence[Results]", name: s
     found = np.stack([signs(*test.ends) for test in tests])
     ways = np.where((found == found[0]).all(axis=0), found[0], 0)
     layers = dict(zip(drawn.layers.astype(int).tolist(), ways.tolist(), strict=True))
-    said = {1: "above untrained", -1: "below untrained", 0: "not distinguishable from untrained"}
+    said = {1: "above random weights", -1: "below random weights", 0: "between them, or can't tell"}
     means = [drawn.mean, *(None if one is None else one.mean(axis=0) for one in random)]
     numbers = ["" if mean is None else low_to_high(mean, "{:.3g}".format) for mean in means]
     return _row(words, result, layers, {**said, None: "not measured"}, better, numbers, {})

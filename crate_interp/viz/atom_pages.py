@@ -73,7 +73,8 @@ def _write(atlas: Atlas, out: Path) -> None:
     data |= {"shown": SHOWN, "octave": OCTAVES[0], "word": atlas.word()}
     if len(images):
         data["grid"] = images[["rows", "columns"]].iloc[0].tolist()
-    every = _atoms(atlas)
+    _set_agreements(atlas, every := _atoms(atlas))
+    about["alike"] = [(one["layer"], one["agreement"]) for one in every if not one["state"]]
     (out / "layers").mkdir(exist_ok=True)
     for layer in sorted({atom["layer"] for atom in every}):
         atoms = [atom for atom in every if atom["layer"] == layer]
@@ -94,7 +95,6 @@ def _write(atlas: Atlas, out: Path) -> None:
         rest = json.dumps(cards[SHOWN:], ensure_ascii=False, separators=(",", ":"))
         write_text(out / "layers" / f"layer-{layer}.js", f"more({rest});")
     every.sort(key=partial(_order, lead=atlas.lead()))
-    _set_agreements(atlas, every)
     counts = {kind: atlas.clear(kind) for kind in ("first_order", "ablation")}
     layers, agreement = atlas.layers(), atlas.table("agreement")
     if len(agreement):

@@ -82,7 +82,7 @@ def attention(
     number = layer % len(model.blocks)
     causal = bool(model.cfg.kind == "text" and model.cfg.causal)
     labels = [f"L{number}H{head}" for head in chosen]
-    said, spread = _finding(values, labels, causal)
+    said, spread = _finding(values, labels, names, causal)
     shape = None if model.cfg.kind == "text" or tokens is not None else grid_of(model, grid)
     title = f"{name_of(cache)}: what each token attends to"
     return Html.of(
@@ -111,21 +111,19 @@ def _packed(values: Float[np.ndarray, "head query key"]) -> dict[str, Any]:
 
 
 def _finding(
-    values: Float[np.ndarray, "head query key"], names: list[str], causal: bool
+    values: Float[np.ndarray, "head query key"], labels: list[str], tokens: list[str], causal: bool
 ) -> tuple[list[str], Float[np.ndarray, "head"]]:
     """Returns sentences on the head that looks at the fewest tokens, and how many each looks at."""
-    safe = np.where(values > 0, values, 1.0)
-    entropy = -(values * np.log(safe)).sum(axis=2)  # [head, query]
-    count = values.shape[1]
-    keys = np.arange(1, count + 1) if causal else np.full(count, count)
-    spread = np.exp(entropy.mean(axis=1))
-    even = float(np.exp(np.log(keys).mean()))
+    support = 1 / (values**2).sum(axis=2).clip(min=1e-30)  # [head, query]
+    even = (values.shape[1] + 1) / 2 if causal else values.shape[1]
+    spread, drawn = support.mean(axis=1), -1 if causal else 0
     first = int(spread.argmin())
-    words = (
-        f"{names[first]} is the most selective head: a token spreads its attention over "
-        f"{spread[first]:.1f} of {count} tokens."
-    )
-    return [words, f"Even attention spreads it over {even:.1f} (exp of the mean entropy)."], spread
+    token = f"\u201c{tokens[-1]}\u201d" if causal else tokens[0]
+    return [
+        f"{labels[first]} is the most selective head: on average a token looks at "
+        f"{spread[first]:.1f} of the {even:g} tokens that it sees.",
+        f"{token}, drawn below, looks at {support[first, drawn]:.1f} (1 / the sum of share\u00b2).",
+    ], spread
 
 
 def activations(
@@ -263,11 +261,10 @@ def _most_on(
     pos, layer, atom = np.unravel_index(int(values.argmax()), values.shape)
     largest, share = float(values[pos, layer, atom]), 100 * float(on.double().mean())
     return [
-        f"{word.capitalize()} {atoms[atom]} of layer {layers[layer]} is on at "
-        f"{int(on[:, layer, atom].sum())} of {len(values)} tokens, most strongly at {places[pos]}.",
-        f"Its value there, {largest:.3g}, is the largest of {counted(len(atoms), f'{word}s')}. "
-        f"Of all their values {share:.3g}\u00a0% are above 0, at a median of "
-        f"{float(values[on].median()):.2g}.",
+        f"About {on.sum(2).double().mean():.0f} of {counted(len(atoms), f'{word}s')} are on at a "
+        f"token; the largest value is L{layers[layer]}A{atoms[atom]}'s, at {places[pos]}.",
+        f"This value is {largest:.3g}. Of all values {share:.3g}\u00a0% are above 0, with a median "
+        f"of {float(values[on].median()):.2g}.",
     ]
 
 

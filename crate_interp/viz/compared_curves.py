@@ -13,12 +13,13 @@ from crate_interp.circuits.code_swaps_result import NATIVE, PCA, ROTATED, Concen
 from crate_interp.comparisons.result import Comparison
 from crate_interp.core import checks
 from crate_interp.results.sample_ranges import counted
+from crate_interp.stats.intervals import LEVEL
 from crate_interp.viz import canvas
 from crate_interp.viz.canvas import CHANCE, INK, SMALL, TRAINED, UNTRAINED, line
 
 _SIDES = (("a", "layer", TRAINED, "o"), ("b", "layer_b", UNTRAINED, "s"))
 _BASES = {
-    NATIVE: (TRAINED, "o", "native axes"),
+    NATIVE: (TRAINED, "o", "code entries"),
     PCA: (INK, "s", "principal axes"),
     ROTATED: (UNTRAINED, "^", "random rotations"),
 }
@@ -132,8 +133,8 @@ def concentration(
 
     The upper panel shows how much of the gap native, principal and randomly rotated axes carry;
     bands are 95 % intervals over pairs. The lower panel divides how far native axes move the gap by
-    how far rotated axes do; dashed is this ratio in untrained copies. A ratio of 1 means no
-    concentration.
+    how far rotated axes do; dashed is this ratio in untrained copies. A dot marks a layer in which
+    the two ratios differ. A ratio of 1 means no concentration.
 
     Args:
         result: What `ci.circuits.concentration` returns.
@@ -159,12 +160,13 @@ def concentration(
     table: Any = result.table("contrasts")
     rows = table[(table["versus"] == ROTATED) & (table["k"] == k)]
     below.axhline(1, color=CHANCE, ls=":", lw=1.2)
-    line(below, rows["layer"], rows["ratio"], color=TRAINED, marker="o")
+    line(below, rows["layer"], rows["ratio"], color=TRAINED)
+    below.plot(rows["layer"], rows["ratio"].where(rows["learned_p"] <= LEVEL), "o", color=TRAINED)
     if rows["untrained"].notna().any():
         line(below, rows["layer"], rows["untrained"], color=CHANCE, ls="--", label="untrained")
     above.yaxis.set_major_formatter(_percent)
     canvas.set_layers(above, "share of the gap closed", "", size=SMALL)
-    canvas.set_layers(below, "native / rotated", size=SMALL)
+    canvas.set_layers(below, "entries / rotated", size=SMALL)
     for axes in (above, below):
         axes.set_xticks(rows["layer"])
     return canvas.finished(figure, [above, below], ax, title, f"Swapping {k} nodes of the code")

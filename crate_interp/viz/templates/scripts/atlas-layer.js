@@ -49,8 +49,10 @@ function told(atom) {
     return line;
   }
   const clear = atom.low > 0 || atom.high < 0, onCls = atom.tokens.filter(each => !each[1]).length;
-  const size = `${interval(atom.effect, atom.low, atom.high)} nats`;
-  const where = atom.ablated ? ` on ${atom.ablated} ${data.unit}; to first order ${signed(atom.first_order)}` : ", to first order";
+  const few = !clear && atom.ablated > 0 && atom.ablated < 32, ends = `${interval(atom.effect, atom.low, atom.high)} nats`;
+  const size = few ? `${signed(atom.effect)} nats` : ends;
+  if (few) line.title = ends;
+  const where = atom.ablated ? ` on ${atom.ablated} ${data.unit}${few ? ", too few to tell" : ""}; to first order ${signed(atom.first_order)}` : ", to first order";
   line.append(`On in ${share(atom.fires)} of tokens${atom.state ? ` (${atom.state})` : ""}. `,
     made("b", clear ? "effect" : "effect unclear", clear ? `Without it the loss ${atom.effect > 0 ? "rises" : "falls"}`
       : "We can't tell whether the loss changes without it"), ` (${size}${where}).`);
