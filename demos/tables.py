@@ -17,8 +17,8 @@ HEADER = ("model", "claim", "yes", "no", "depends", "other", "value", "excess", 
 def rows(name: str, result: ci.AuditResult) -> list[list[str]]:
     """Returns the rows of the table about one model.
 
-    other: layers whose miss is by construction, or where we can't tell. value, excess, share: the lowest and the highest
-    over layers, and over frames where there are frames, at the asked eps.
+    other: layers by construction, or where we can't tell. value, excess, share: the lowest and the
+    highest over layers, and over frames where there are frames, at the asked eps.
     """
     table = result.table("overview").set_index("name")
     found = []

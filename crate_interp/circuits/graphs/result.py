@@ -161,15 +161,13 @@ class AttributionGraph(Result):
         """Returns what is wrong with a graph that is not faithful, a sentence each."""
         keep: Any = self.of("whole").set_index("edit").loc["keep"]
         small = max(self.beyond_size) < CLEAR and keep["nodes"] > 0
-        size = f"{100 * keep['largest'] / self.meta['target']['logit']:.0f}\u00a0%"
         slopes, gain = self.slope_agreement, self.beyond_size[0]
         rival = gain <= -CLEAR and gain < self.kept < 1  # the largest codes give some of the answer
         way = f"{'point the other way' if slopes < 0 else 'differ'} on the graph's codes"
         tested = len(self.of("agreement")) > 0
         reasons = {
             CHANCE: keep["random_q025"] <= keep["logit"] <= keep["random_q975"],
-            f"The largest codes at the same tokens do {'better' if rival else 'as well'}: "
-            f"{size}.": small,
+            f"The largest codes at the same tokens do {'better' if rival else 'as well'}.": small,
             f"Trust effects, not attributions: attributions {way}.": slopes < FAITHFUL,
             "Attributions were not tested on other nodes: leave out tests=False.": not tested,
             "Too few codes are on to test attributions.": tested and np.isnan(self.predicts),
@@ -192,34 +190,30 @@ class AttributionGraph(Result):
         keep, gone = whole.loc["keep"], whole.loc["remove"]
         count, share = int(keep["nodes"]), self.kept
         part = f"{100 * share:.0f}\u00a0%"
-        codes, give = (f"{count} codes", "give") if count != 1 else ("1 code", "gives")
-        lead = f"{count} codes are enough for {self.answer}: alone they give {part} of its logit."
-        if count == 1:
-            lead = f"1 code is enough for {self.answer}: alone it gives {part} of its logit."
-        if share < FAITHFUL:
+        codes, give, be = (
+            (f"{count} codes", "give", "are") if count != 1 else ("1 code", "gives", "is")
+        )
+        lead = f"The graph's {codes} alone {give} {part} of the logit of {self.answer}."
+        if share >= ENOUGH:
+            lead = f"{codes} alone {be} enough for {self.answer}: {part} of its logit."
+        elif share < FAITHFUL:
             lead = f"The graph explains little of {self.answer}: {codes} {give} {part} of it."
-        elif share < ENOUGH:
-            lead = f"The graph's {codes} alone {give} {part} of the logit of {self.answer}."
         if share < 0:
             lead = f"The graph does not explain {self.answer}: its {codes} {give} the opposite."
-        shares = keep[["largest", "random_mean", "random_q025", "random_q975"]] / target["logit"]
-        size, mean, *ends = (f"{100 * one:.0f}\u00a0%" for one in shares)
+        shares = keep[["largest", "random_q025", "random_q975"]] / target["logit"]
+        size, *ends = (f"{100 * one:.0f}\u00a0%" for one in shares)
         low, high = ends if target["logit"] > 0 else ends[::-1]
-        start, warnings = [lead], self.warnings()
-        compared = f"Random {codes} there {give} {mean} ({low} to {high})." * bool(keep["draws"])
-        if CHANCE in warnings:
-            words = f"The {codes} alone {give} {part} of the answer's logit, random codes {low} to"
-            start, compared = [CHANCE, f"{words} {high}, the largest {size}."], ""
-            repeats = ("The largest", "These codes")  # the second sentence says both
-            warnings = [one for one in warnings[1:] if not one.startswith(repeats)]
-        elif not any("The largest" in one for one in warnings):
-            compared = f"The largest {codes} at the same tokens {give} {size}. {compared}".strip()
+        random = f", random codes {low} to {high}" * bool(keep["draws"])
+        start = [lead, f"The largest {codes} {give} {size}{random}."]
+        if CHANCE in self.warnings():
+            words = f"The {codes} alone {give} {part} of the answer's logit{random}"
+            start = [CHANCE, f"{words}, the largest {size}."]
+        # the sentences above have what warnings that begin with "The" say, or "We"
+        warnings = [one for one in self.warnings() if not one.startswith(("The", "We"))]
         rest = gone["logit"] / target["logit"]
         enough, needed = (gain >= CLEAR for gain in self.beyond_size)
-        claims = {
-            "what is enough": enough and self.kept >= FAITHFUL,
-            "what is needed": needed and rest < FAITHFUL,
-        }
+        claims = {"what is enough": enough and share >= FAITHFUL}
+        claims["what is needed"] = needed and rest < FAITHFUL
         left = "nothing" if rest <= 0 else "all" if rest >= 1 else f"{100 * rest:.0f}\u00a0%"
         better = " and ".join(words for words, holds in claims.items() if holds)
         where = "" if target["position"] is None else f" after token {target['position']}"
@@ -228,19 +222,15 @@ class AttributionGraph(Result):
             begin = f"{plain(self.meta['model'] or 'The model')} answers {self.answer}{where},"
         less = "the mean of all logits" if target["versus"] is None else "the other answer"
         known = self.of("agreement")["pearson"].dropna()
-        tested = (
-            " Attributions predict real ablations of other nodes with "
-            f"r = {known.min():.2f} in the worst layer, {known.max():.2f} in the best."
-        )
+        span = f"{known.min():.2f} in the worst layer, {known.max():.2f} in the best"
+        tested = f" Attributions predict real ablations of other nodes with r = {span}."
         slopes, opposite = self.slope_agreement, self._opposite()
-        doubts = [f"Attributions of other nodes point the other way{opposite}."] * bool(opposite)
+        warnings += [f"Attributions of other nodes point the other way{opposite}."] * bool(opposite)
         tested += "" if np.isnan(slopes) else f" On the graph's codes r is {slopes:.2f}."
         return [
             *start,
-            f"Without {'it' if count == 1 else 'them'} {left} of the logit is left.",
+            f"Without the graph's codes {left} of the logit is left.",
             *warnings,
-            *doubts,
-            *filter(None, [compared]),
             f"{begin} {abs(target['logit']):.2f} {'above' if target['logit'] >= 0 else 'below'} "
             f"{less}. " + f"Attributions choose {better} better than size does. " * bool(better)
             + f"The graph's {codes} alone {give} {keep['logit']:.2f}. The largest codes give "
