@@ -72,7 +72,7 @@ def _data(graph: AttributionGraph, picture: pd.DataFrame) -> dict[str, Any]:
     places: Any = graph.table("places").pivot(index="layer", columns="pos", values="attribution")
     scaled = places.div(places.abs().max(axis=1).clip(lower=1e-30), axis=0)
     target, looks = meta["target"], graph.table("looks")
-    scores = looks.groupby(["layer", "head", "query", "key"])["score"].first()
+    scores: Any = looks.groupby(["layer", "head", "query", "key"])["score"].first()
     return {
         "nodes": nodes,
         "edges": _edges(graph, {node: number for number, node in enumerate(table["node"])}),
