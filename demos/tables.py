@@ -11,20 +11,20 @@ MODELS = {
     "crate-tiny-lm": "embedded:held-out-text",
 }
 SHOWN = ("compresses", "gradient", "output_map", "descends", "solves")
-HEADER = ("model", "claim", "kept", "broken", "depends", "other", "value", "excess", "share")
+HEADER = ("model", "claim", "yes", "no", "depends", "other", "value", "excess", "share")
 
 
 def rows(name: str, result: ci.AuditResult) -> list[list[str]]:
     """Returns the rows of the table about one model.
 
-    other: layers by construction or undecided. value, excess, share: the lowest and the highest
-    over layers, and over frames where there are frames, at the asked eps.
+    other: layers by construction, or where we can't tell. value, excess, share: the lowest and the
+    highest over layers, and over frames where there are frames, at the asked eps.
     """
     table = result.table("overview").set_index("name")
     found = []
     for claim in SHOWN:
         row = table.loc[claim]
-        other = {"by construction": row["by construction"], "undecided": row["undecided"]}
+        other = {"by construction": row["by construction"], "can't tell": row["undecided"]}
         words = ", ".join(f"{count} {word}" for word, count in other.items() if count)
         counts = [str(row[word]) for word in ("kept", "broken", "depends")]
         numbers = [row[word] for word in ("value", "excess", "share")]

@@ -81,8 +81,8 @@ def _on(rows: Any, claim: Claim) -> str:
             if claim.still and abs(row["value"]) < _STILL:
                 word = claim.still
             place = f"{row['eps']:g}"
-            place += " orthonormal" if row["basis"] == "orthonormal" else ""
-            place += " patches" if row["tokens"] == "patches" else ""
+            place += " with orthonormal U" if row["basis"] == "orthonormal" else ""
+            place += " without CLS" if row["tokens"] == "patches" else ""
             where.setdefault(word, []).append(place)
         by_eps = [f"{word} (eps {', '.join(places)})" for word, places in where.items()]
         words = next(iter(where)) if len(where) == 1 else ", ".join(by_eps)
@@ -328,11 +328,11 @@ class AuditResult(Result):
             return [f"No claim {which} applies to the layers of {model}."]
         facts: Any = FAMILIES.get(self.meta["config"]["family"], {})
         goal = objectives.KINDS.get(facts.get("attention"), objectives.KINDS["mssa"]).objective
-        ways = {verdicts.DEPENDS: "in some", verdicts.UNDECIDED: "unclear"}
+        ways = {verdicts.DEPENDS: "it beats chance in some", verdicts.UNDECIDED: "we can't tell"}
         ways[verdicts.BY_CONSTRUCTION] = "an ideal layer fails too"
-        others = [f", {way} in {counts[word]}" for word, way in ways.items() if word in counts]
-        lead = f"in every setting in {counts.get(verdicts.KEPT, 0)} of {layers} layers"
-        answer = f"Attention lowers {goal} {lead}{''.join(others)}."
+        others = [f" In {counts[word]} {way}." for word, way in ways.items() if word in counts]
+        lead = f"in every setting in {counts.get(verdicts.KEPT, 'none')} of {layers} layers"
+        answer = f"Attention lowers {goal} {lead}.{''.join(others)}"
         rows = main_rows(self, "cells")
         rows = rows[(rows["number"] == "compresses") & (rows["frame"] == "read")]
         falls, beyond = (rows["high"] < 0).sum(), (rows["verdict"] == verdicts.KEPT).sum()

@@ -65,19 +65,30 @@ class AttentionReason(Result):
         meta, counts = self.meta, {*table["k"][table["network"] == MODEL]} - {0}
         query, key = (plain(meta[side]) for side in WEIGHED)
         head, share = head_name(meta["layer"], meta["head"]), _per_cent(meta["attention"])
-        lead = f"{head}: {query} gives {share} of its attention to {key}"
         if not counts:
-            return [f"{lead}.", "Too few atoms are on to take some out."]
+            few = "Too few atoms are on to take some out."
+            return [f"{head}: {query} gives {key} {share} of its attention.", few]
         k = max(count for count in counts if count <= TAKEN_OUT[1])
-        left = {kind: self.attention("key", kind, k) for kind in KINDS}
-        words = {"largest": "largest atoms", "rotated": "strongest axes of random rotations"}
-        words["random"] = "random atoms"
+        runs = table.query(f"network == '{MODEL}' and side == 'key' and k == {k}").set_index("kind")
+        left = runs["attention"]
+        words = {
+            "largest": "largest atoms",
+            "rotated": "best random axes",
+            "random": "random atoms",
+        }
         rival = min(words, key=lambda kind: left[kind])
         ratio = left[rival] / max(left["strongest"], 1e-30)
         more = "more" if ratio < 0.95 else "less" if ratio > 1.05 else "as much"
         said = {kind: _per_cent(share) for kind, share in left.items()}
+        atoms: Any = self._table("pieces").query("side == 'key' and atom >= 0").nlargest(2, "part")
+        names = ", ".join(map(piece_name, atoms["layer"], atoms["atom"]))
+        why = f"{head}: {query} looks at {key} because of {names} and {k - 2} others"
+        lead = f"{why}: without them {share} falls to {said['strongest']}."
+        if left["strongest"] >= runs["low"]["random"]:  # no less than without random atoms
+            why = f"{head}: {k} atoms don't explain why {query} looks at {key}"
+            lead = f"{why}: without them it is {said['strongest']}, from {share}."
         return [
-            f"{lead}; without the {k} strongest atoms of {key}, {said['strongest']}.",
+            lead,
             f"Even attention would give it {_per_cent(meta['even'])}. "
             f"The {k} {words[rival]} carry {more}: without them {said[rival]} is left.",
             f"Without {k} random atoms of the key {said['random']} is left, without the {k} "

@@ -71,7 +71,8 @@ def _data(graph: AttributionGraph, picture: pd.DataFrame) -> dict[str, Any]:
     layers, tokens, _ = meta["settings"]["shape"]
     places: Any = graph.table("places").pivot(index="layer", columns="pos", values="attribution")
     scaled = places.div(places.abs().max(axis=1).clip(lower=1e-30), axis=0)
-    target = meta["target"]
+    target, looks = meta["target"], graph.table("looks")
+    scores: Any = looks.groupby(["layer", "head", "query", "key"])["score"].first()
     return {
         "nodes": nodes,
         "edges": _edges(graph, {node: number for number, node in enumerate(table["node"])}),
@@ -83,7 +84,7 @@ def _data(graph: AttributionGraph, picture: pd.DataFrame) -> dict[str, Any]:
         "places": [[float(f"{value:.2f}") for value in row] for row in scaled.to_numpy()],
         "examples": _examples(graph),
         "looks": [
-            [*place, [[*names, _number(part)] for *names, part in pairs]]
+            [*place, [[*names, _number(part)] for *names, part in pairs], _number(scores[place])]
             for place, pairs in graph.looks().items()
         ],
         "answer": graph.answer,

@@ -24,6 +24,7 @@ FAITHFUL = 0.5  # a graph is called faithful if it keeps this share of the answe
 EMBEDDING, BIAS, TARGET = -1, -2, -3  # in place of the number of an atom
 ENOUGH = 0.9  # codes are called enough for an answer if alone they give this share of it
 CLEAR = 0.05  # a set of codes is called better than another from this share of the answer on
+CHANCE = "We can't tell the graph's codes from random ones."
 MODEL, UNTRAINED, RIVAL, RIVAL_NODES = "model", "untrained", "rival", "rival_nodes"
 
 
@@ -149,8 +150,9 @@ class AttributionGraph(Result):
         return float(more["keep"]), -float(more["remove"])
 
     def faithful(self) -> bool:
-        """Tells whether the graph does more than size, keeps half of the answer, and predicts.
+        """Tells whether the graph does more than chance and size, keeps half, and predicts.
 
+        It does more than chance if what it keeps lies outside the middle 95 % of random draws.
         It does more than size if one number of `beyond_size` is .05 or more. It must predict
         ablations with r of .5 or more, also those of its own codes if they were measured.
         """
@@ -158,12 +160,14 @@ class AttributionGraph(Result):
 
     def warnings(self) -> list[str]:
         """Returns what is wrong with a graph that is not faithful, a sentence each."""
-        small = max(self.beyond_size) < CLEAR and int(self.of("whole")["nodes"].iloc[0]) > 0
+        keep: Any = self.of("whole").set_index("edit").loc["keep"]
+        small = max(self.beyond_size) < CLEAR and keep["nodes"] > 0
         slopes, gain = self.slope_agreement, self.beyond_size[0]
         rival = gain <= -CLEAR and gain < self.kept < 1  # the largest codes give some of the answer
         way = f"{'point the other way' if slopes < 0 else 'differ'} on the graph's codes"
         tested = len(self.of("agreement")) > 0
         reasons = {
+            CHANCE: keep["random_q025"] <= keep["logit"] <= keep["random_q975"],
             f"The largest codes at the same tokens do {'better' if rival else 'as well'}.": small,
             f"Trust effects, not attributions: attributions {way}.": slopes < FAITHFUL,
             "Attributions were not tested on other nodes: leave out tests=False.": not tested,
@@ -187,23 +191,30 @@ class AttributionGraph(Result):
         keep, gone = whole.loc["keep"], whole.loc["remove"]
         count, share = int(keep["nodes"]), self.kept
         part = f"{100 * share:.0f}\u00a0%"
-        codes, give = (f"{count} codes", "give") if count != 1 else ("1 code", "gives")
-        lead = f"{count} codes are enough for {self.answer}: alone they give {part} of it."
-        if count == 1:
-            lead = f"1 code is enough for {self.answer}: alone it gives {part} of it."
-        if share < FAITHFUL:
-            lead = f"The graph explains little of {self.answer}: its {codes} {give} {part} of it."
-        elif share < ENOUGH:
-            lead = f"The graph's {codes} alone {give} {part} of {self.answer}."
+        codes, give, be = (
+            (f"{count} codes", "give", "are") if count != 1 else ("1 code", "gives", "is")
+        )
+        lead = f"The graph's {codes} alone {give} {part} of the logit of {self.answer}."
+        if share >= ENOUGH:
+            lead = f"{codes} alone {be} enough for {self.answer}: {part} of its logit."
+        elif share < FAITHFUL:
+            lead = f"The graph explains little of {self.answer}: {codes} {give} {part} of it."
         if share < 0:
             lead = f"The graph does not explain {self.answer}: its {codes} {give} the opposite."
-        largest, random = (keep[name] / target["logit"] for name in ("largest", "random_mean"))
-        enough, needed = (gain >= CLEAR for gain in self.beyond_size)
-        claims = {
-            "what is enough": enough and self.kept >= FAITHFUL,
-            "what is needed": needed and gone["logit"] / target["logit"] < FAITHFUL,
-        }
+        shares = keep[["largest", "random_q025", "random_q975"]] / target["logit"]
+        size, *ends = (f"{100 * one:.0f}\u00a0%" for one in shares)
+        low, high = ends if target["logit"] > 0 else ends[::-1]
+        random = f", random codes {low} to {high}" * bool(keep["draws"])
+        start = [lead, f"The largest {codes} {give} {size}{random}."]
+        if CHANCE in self.warnings():
+            words = f"The {codes} alone {give} {part} of the answer's logit{random}"
+            start = [CHANCE, f"{words}, the largest {size}."]
+        # the sentences above have what warnings that begin with "The" say, or "We"
+        warnings = [one for one in self.warnings() if not one.startswith(("The", "We"))]
         rest = gone["logit"] / target["logit"]
+        enough, needed = (gain >= CLEAR for gain in self.beyond_size)
+        claims = {"what is enough": enough and share >= FAITHFUL}
+        claims["what is needed"] = needed and rest < FAITHFUL
         left = "nothing" if rest <= 0 else "all" if rest >= 1 else f"{100 * rest:.0f}\u00a0%"
         better = " and ".join(words for words, holds in claims.items() if holds)
         word = "after" if FAMILIES[self.meta["config"]["family"]].get("causal") else "at"
@@ -213,21 +224,15 @@ class AttributionGraph(Result):
             begin = f"{plain(self.meta['model'] or 'The model')} answers {self.answer}{where},"
         less = "the mean of all logits" if target["versus"] is None else "the other answer"
         known = self.of("agreement")["pearson"].dropna()
-        tested = (
-            " Attributions predict real ablations of other nodes with "
-            f"r = {known.min():.2f} in the worst layer, {known.max():.2f} in the best."
-        )
+        span = f"{known.min():.2f} in the worst layer, {known.max():.2f} in the best"
+        tested = f" Attributions predict real ablations of other nodes with r = {span}."
         slopes, opposite = self.slope_agreement, self._opposite()
-        words = f"Attributions of other nodes point the other way{opposite}."
-        doubts = [words] * bool(opposite)
+        warnings += [f"Attributions of other nodes point the other way{opposite}."] * bool(opposite)
         tested += "" if np.isnan(slopes) else f" On the graph's codes r is {slopes:.2f}."
         return [
-            lead,
-            f"Without {'it' if count == 1 else 'them'} {left} of {self.answer} is left.",
-            *self.warnings(),
-            *doubts,
-            f"The largest {codes} at the same tokens {give} {100 * largest:.0f}\u00a0%."
-            + f" Random {codes} there {give} {100 * random:.0f}\u00a0%." * bool(keep["draws"]),
+            *start,
+            f"Without the graph's codes {left} of the logit is left.",
+            *warnings,
             f"{begin} {abs(target['logit']):.2f} {'above' if target['logit'] >= 0 else 'below'} "
             f"{less}. " + f"Attributions choose {better} better than size does. " * bool(better)
             + f"The graph's {codes} alone {give} {keep['logit']:.2f}. The largest codes give "

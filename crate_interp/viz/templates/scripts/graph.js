@@ -157,10 +157,16 @@ function mark() { // what is chosen, what it is linked to, and the marked group
   const named = focus ? [...near].sort((a, b) => Math.abs(b.weight) - Math.abs(a.weight)).slice(0, 4)
     .flatMap(edge => [edge.source, edge.target]) : mostOfLayers();
   svg.querySelector(".labels").replaceChildren();
+  const boxes = [], free = box => boxes.every(other => box.x + box.width < other.x || other.x + other.width < box.x
+    || box.y + box.height < other.y || other.y + other.height < box.y);
   for (const node of new Set(focus ? [state.chosen, ...named] : named)) if (node.kind === "code" && shown.nodes.has(node)) {
     const {x, y} = plan.spots.get(node), right = x > plan.width - (focus ? 56 : 92);
-    part("text", {x: x + (right ? -5 : 5), y: y - radius(node) - 2, "paint-order": "stroke", "text-anchor": right ? "end" : "start"},
-      svg.querySelector(".labels")).textContent = `L${node.layer}A${node.atom}${focus || node.effect === null ? "" : ` ${signed(+node.effect.toPrecision(2))}`}`;
+    const label = part("text", {x: x + (right ? -5 : 5), y: y - radius(node) - 2, "paint-order": "stroke", "text-anchor": right ? "end" : "start"},
+      svg.querySelector(".labels"));
+    label.textContent = `L${node.layer}A${node.atom}${focus || node.effect === null ? "" : ` ${signed(+node.effect.toPrecision(2))}`}`;
+    if (!free(label.getBBox())) label.setAttribute("y", y + radius(node) + 12); // below its circle
+    if (focus && !free(label.getBBox())) label.remove(); // the panel has it; the chosen code comes first
+    else boxes.push(label.getBBox());
   }
   for (const sheet of svg.querySelectorAll(".sheet"))
     sheet.classList.toggle("chosen", focus && +sheet.dataset.layer === state.chosen.layer);
@@ -177,10 +183,12 @@ function mark() { // what is chosen, what it is linked to, and the marked group
 
 // ---- words
 
+const placeName = pos => `${tokenName(pos)}${data.grid === null ? ` (${pos})` : ""}`;
+
 function nameOf(node) {
   if (node.kind === "target") return data.answer;
   if (node.kind === "bias") return data.exact ? "biases" : "the rest: biases, and what no slope shows";
-  const where = `${tokenName(node.pos)}${data.grid === null ? ` (${node.pos})` : ""}`;
+  const where = placeName(node.pos);
   return node.kind === "embedding" ? `input at ${where}` : `L${node.layer}A${node.atom} at ${where}`;
 }
 
@@ -189,7 +197,10 @@ const home = () => state.chosen !== start ? state.chosen.pos : data.grid === nul
 const besideName = node => node.kind === "code" && node.pos === home() ? `L${node.layer}A${node.atom}` : nameOf(node);
 const signed = value => `${value > 0 ? "+" : ""}${digits(value)}`.replace(/^-/, "\u2212"); // plus: the node raises the answer
 
-const plainLabel = node => node.label === "no name" ? "" : node.label.replace(/ \(AUC.*/, "");
+// A label with an AUC near chance is no name; the words about a code still say it, beside its AUC.
+const NAMED = .7;
+const labelOf = node => node.label === "no name" ? "" : node.label;
+const plainLabel = node => +(/\(AUC ([\d.]+)/.exec(node.label)?.[1] ?? 1) < NAMED ? "" : labelOf(node).replace(/ \(AUC.*/, "");
 
 // Of the answer, the list has what it really loses without each node, unless slopes add up to it.
 const measured = node => node.kind === "target" && !data.exact;
@@ -214,7 +225,7 @@ function describe() {
   byId("graph").classList.toggle("held", state.held);
   byId("name").textContent = nameOf(node);
   const words = [];
-  if (plainLabel(node)) words.push(/\(AUC/.test(node.label) ? `Separates best: ${node.label}; .5 is chance.` : `${node.label}.`);
+  if (labelOf(node)) words.push(/\(AUC/.test(node.label) ? `Separates best: ${node.label}; .5 is chance.` : `${node.label}.`);
   if (node.kind === "target") words.push(`${digits(node.value)} above ${data.versus === null ? "the mean of all logits" : `\u201c${data.versus}\u201d`}. Point at a circle, or tap it, to see what feeds it.`);
   if (node.kind === "code") words.push(`Value ${digits(node.value)}.`);
   if (node.kind !== "target") {
@@ -233,9 +244,10 @@ function describe() {
   const looks = data.looks.filter(([layer, , query, key]) => node.kind === "code" && layer === node.layer && query === node.pos
     && codes.some(edge => edge.source.pos === key));
   byId("looks-part").hidden = !looks.length;
-  byId("looks").replaceChildren(...looks.slice(0, 4).map(([, head, , key, pairs]) => make("li", {},
-    make("b", {textContent: `H${head} at ${tokenName(key)}${data.grid === null ? ` (${key})` : ""}`}),
-    ...pairs.slice(0, 3).map(([here, there, part]) => make("div", {textContent: `${signed(part)} ${here}, ${there}`})))));
+  byId("looks").replaceChildren(...looks.slice(0, 4).map(([, head, query, key, pairs, score]) => make("li", {},
+    make("b", {textContent: `H${head} looks from ${placeName(query)} to ${placeName(key)}: score ${digits(+score.toPrecision(3))}`}),
+    ...pairs.slice(0, 3).map(([here, there, part]) => make("div", {textContent:
+      `${here} with ${there}: ${signed(part)} (${digits(+(100 * part / score).toPrecision(2)).replace("-", "\u2212")}\u00a0%)`})))));
   byId("fed-words").textContent = real ? "and what the answer loses without each" : "";
   byId("path-part").hidden = node !== start || !path.share;
   byId("feeds-part").hidden = node === start;
