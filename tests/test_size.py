@@ -50,8 +50,8 @@ def test_few_public_parameters_are_any():
 
 
 ROOT = Path(__file__).parent.parent
-CODE, TESTS, DEMOS = 29_960, 32_173, 14_513
-FILES, FUNCTIONS = 220, 2_565  # of the library
+CODE, TESTS, DEMOS = 29_990, 32_176, 14_513
+FILES, FUNCTIONS = 220, 2_567  # of the library
 
 
 def lines(folder):
