@@ -121,3 +121,13 @@ def test_questions_run_or_say_why_not(bert):
         "the last norm needs": lambda: cache.apply_ln_to_stack(cache["resid_pre", 1][None]),
     }.items():
         refuses(words, call)
+
+
+@pytest.mark.parametrize("name", ["attention_mask", "token_type_ids"])
+def test_data_with_padding_or_segments_are_refused(name):
+    tokens = torch.randint(47, (3, 11))
+    other = torch.arange(11).expand(3, 11) // 8
+    data = {"input_ids": tokens, "labels": tokens, name: other}
+    refuses(name, lambda: ci.sweep(make_lm("crate-bert"), data, progress=False))
+    wrong = {"input_ids": tokens, "labels": tokens - 1000}
+    refuses("token ids", lambda: ci.ablate_heads(make_lm("crate-bert"), wrong, progress=False))

@@ -92,3 +92,17 @@ def test_what_is_refused():
     refuses("reads text", lambda: ask(make_lm(), torch.zeros(2, 5).long(), **QUIET))
     refuses("names and numbers", lambda: ask(model, plain, parts={"a": 0}, **QUIET))
     refuses("masks", lambda: ask(model, plain, parts={"a": 1}, **QUIET))
+
+
+def test_even_maps_keep_no_places_and_chunks_change_no_row():
+    model, plain = segments.model(), torch.rand(N, 3, *segments.SIZE)
+    whole, parts = (
+        ci.circuits.head_meaning(model, plain, untrained=1, chunk_size=size, **QUIET).table()
+        for size in (N, 2)
+    )
+    pd.testing.assert_frame_equal(whole, parts)
+    for block in model.blocks:
+        block.attn.u_proj.weight.data.zero_()
+    even = ci.circuits.head_meaning(model, plain, untrained=0, **QUIET)
+    assert (even.table().query("layer >= 0")["w"] == 0).all()
+    assert "do not keep" in even.sentences()[0]

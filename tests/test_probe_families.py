@@ -18,6 +18,8 @@ from probing import sweep, values
 from selection import few
 from texts import Words
 
+SOME = torch.zeros(2, 5).long()
+
 
 @pytest.fixture(scope="module")
 def images():
@@ -228,6 +230,8 @@ def test_drift_is_the_angle_by_which_weights_were_turned(images, angle):
         assert found[0, name] == pytest.approx(0, abs=0.05)
     other = make(d_head=before.cfg.d_head - 1)
     refuses("before=", lambda: ci.sweep(other, images, probes=[ci.probes.drift(before)]))
+    plain = ci.probes.drift(make_lm("gpt-baseline"))
+    refuses("neither", lambda: ci.sweep(make_lm("gpt-baseline"), SOME, probes=[plain]))
 
 
 @pytest.mark.parametrize("name", ["crate", "crate-lm", "nanochat-crate"])

@@ -152,3 +152,10 @@ def test_what_it_refuses(built, unchecked):
     refuses("from 0 to 2", lambda: net(z, labels + 1))
     refuses("from 0 to 2", lambda: net.audit(z, labels + 1))
     refuses("each of 3 classes", lambda: net.audit(z, labels * 0))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e25])
+def test_features_of_any_length_are_scaled_to_one(scale):
+    features = torch.randn(21, 7, generator=torch.Generator().manual_seed(3))
+    net = ci.redunet(features, torch.arange(21) % 3, layers=3)
+    torch.testing.assert_close(net(scale * features), net(features))

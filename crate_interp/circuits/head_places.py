@@ -47,12 +47,12 @@ def kendalls_w(ranks: Float[np.ndarray, "*draw rater item"]) -> Float[np.ndarray
 def _agreement(result: Result) -> pd.DataFrame:
     places: Any = result.table("places")
     rows = []
-    for (network, layer), part in places.groupby(["network", "layer"], sort=False):
+    for (network, layer), part in places.groupby(["network", "layer"]):
         for axis in AXES:
             wide: Any = part.pivot(index="sample", columns="head", values=axis).dropna()
             if wide.shape[1] < 2 or len(wide) < 2:
                 continue
-            ranks = rankdata(wide.to_numpy(), axis=1)
+            ranks = rankdata(wide.to_numpy().round(6), axis=1)  # rounding ranks no heads
             draw = np.random.default_rng([result.meta["settings"]["seed"], layer + 1])
             null = kendalls_w(draw.permuted(np.tile(ranks, (SHUFFLES, 1, 1)), axis=2))
             w = float(kendalls_w(ranks))
@@ -106,17 +106,19 @@ class HeadMeaning(Result):
             return ["Too few heads or pictures to compare: give two or more of each."]
         best, most = mine.loc[mine["w"].idxmax()], float(mine["w"].max())
         copies = table["w"][table["network"] != MODEL]
-        maps = table["w"][table["layer"] == INPUT].max()
+        maps = table["w"][table["layer"] == INPUT]
         beside = f", {copies.max():.2f} in untrained copies" if len(copies) else ""
-        more = "keep" if not copies.max() >= most else "do not keep"
         significant = int((mine["p"] <= 0.05 / len(mine)).sum())
+        more = "keep" if significant and not copies.max() >= most else "do not keep"
         return [
             f"Heads {more} places of their own from picture to picture: W is at most {most:.2f}"
             f"{beside}.",
             f"That is the {best['axis']} in layer {best['layer']}, over {best['n']} pictures. "
-            f"Shuffled heads have {best['shuffled']:.2f}, maps of the picture alone {maps:.2f}.",
+            f"Shuffled heads have {best['shuffled']:.2f}"
+            + f", maps of the picture alone {maps.max():.2f}" * bool(maps.notna().any())
+            + ".",
             f"{significant} of {len(mine)} layers and axes agree beyond shuffled heads "
-            "(p at most .05, divided by their number), which heads of random weights do too.",
+            "(p at most .05, divided by their number); heads of random weights may, too.",
         ]
 
     def legend(self) -> str:
@@ -162,6 +164,8 @@ def head_meaning(
     check_model(model)
     if model.cfg.kind not in ("vision", "mae"):
         raise ValueError("the model reads text, which has no patches: give a model of images.")
+    if not isinstance(parts or {}, Mapping):
+        raise ValueError(f'parts={parts!r}: give names and numbers of masks, as {{"head": 1}}.')
     known = dict(parts or {})
     for name, number in known.items():
         if not isinstance(name, str) or not checks.is_int(number) or not 0 < number < 255:

@@ -79,6 +79,13 @@ def parts_of_pair(data: object) -> Item:
 
     Raises ValueError unless there are as many labels, and as many masks, as values.
     """
+    for name, read in (("attention_mask", 1), ("token_type_ids", 0), ("segments", 0)):
+        part = data.get(name) if isinstance(data, Mapping) else None
+        if part is not None and bool((np.asarray(part) != read).any()):
+            raise ValueError(
+                f"data[{name!r}] holds other numbers than {read}, and questions read every token, "
+                "in segment 0: give tokens without padding, in windows of one length."
+            )
     whole = items.item_of(getattr(data, "tensors", data), "data")
     count, labels = len(whole.value), whole.label
     if labels is not None and not of_each_token(whole):

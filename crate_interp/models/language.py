@@ -273,6 +273,8 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
             return torch.zeros_like(tokens) if count else None
         if not count:
             raise ValueError("this model has no segments: leave segments= out.")
+        if not isinstance(segments, Tensor):
+            raise ValueError("segments: give a tensor of whole numbers [batch, pos].")
         rows = segments[None] if segments.ndim == 1 else segments
         inside = ((rows >= 0) & (rows < count)).all() if runtimes.readable(rows) else True
         if rows.is_floating_point() or rows.shape != tokens.shape or not inside:

@@ -246,14 +246,15 @@ def _unit(features: Features, width: int | None = None) -> Features:
         raise ValueError(f"features={checks.quote(features)}: give {wanted}.")
     if not bool(features.isfinite().all()) or not bool(features.any(dim=1).all()):
         raise ValueError("features hold NaN, Inf or a row of zeros: leave those samples out.")
-    return F.normalize(features)
+    wide = features.double()  # also of numbers whose squares float32 does not hold
+    return F.normalize(wide / wide.abs().amax(dim=1, keepdim=True)).to(features.dtype)
 
 
 def _classes(labels: Labels, z: Features, count: int | None = None) -> Labels:
     """Returns labels as long integers; raises ValueError for labels that cannot be used."""
     kinds = torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
     good = isinstance(labels, Tensor) and labels.dtype in kinds and labels.shape == z.shape[:1]
-    if not good or int(labels.min()) < 0 or (count and int(labels.max()) >= count):
+    if not good or int(labels.min()) < 0 or int(labels.max()) >= (count or len(z)):
         few = f" from 0 to {count - 1}" if count else " from 0"
         raise ValueError(f"labels={checks.quote(labels)}: give {len(z)} whole numbers{few}.")
     return labels.long().to(z.device)

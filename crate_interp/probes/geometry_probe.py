@@ -9,7 +9,7 @@ from torch import Tensor
 from crate_interp import measures
 from crate_interp.measures import effective_rank, stable_rank
 from crate_interp.measures.subspaces import energy_of_codes
-from crate_interp.models.hooked import HookedModel
+from crate_interp.models.hooked import HookedModel, check_hooked
 from crate_interp.models.weights import model_digest
 from crate_interp.probes import layer_reading
 from crate_interp.probes.layer_reading import Block, Tokens
@@ -130,6 +130,7 @@ def drift(before: HookedModel, name: str = "drift") -> Probe:
         start = ci.load("crate-tiny-fashion", revision="step-0")
         ci.sweep(model, data, probes=[ci.probes.drift(start)])
     """
+    check_hooked(before)
     weights = {}
     for each in before.blocks:
         block: Any = each
@@ -162,6 +163,8 @@ def _turned(block: Block, acts: Acts, before: dict[str, list[Tensor | None]]) ->
         else:
             cosines = torch.cosine_similarity(part.double(), old.to(part).double(), dim=0)
             answer[key] = cosines.clamp(-1, 1).acos().mean().rad2deg()
+    if not answer:
+        raise ValueError("drift: the layers have neither subspaces U nor a dictionary D.")
     return answer
 
 

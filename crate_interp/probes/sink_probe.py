@@ -67,7 +67,7 @@ def _measure(block: Block, acts: Acts, share: float) -> dict[str, Tensor]:
     pattern = acts["attn.hook_pattern"]  # [batch, head, query, key]
     got = pattern.double().mean(dim=2)  # what each token gets of each head, [batch, head, key]
     batch, heads, count = got.shape
-    k = max(1, int(share * count))
+    k = max(1, int(share * count + 1e-9))  # .29 of 100 tokens are 29
     top = got.topk(k, dim=-1)
     if block.attn.cfg.causal:
         seen = layer_reading.visible_keys(pattern).double()
@@ -86,4 +86,5 @@ def _measure(block: Block, acts: Acts, share: float) -> dict[str, Tensor]:
         held = torch.zeros_like(got).scatter_(2, top.indices, 1.0)
         both = torch.einsum("bhk,bgk->b", held, held) - heads * k
         answer["same"] = both / (heads * (heads - 1) * k)
-    return {name: value.to(pattern.dtype) for name, value in answer.items()}
+    dtype = torch.promote_types(pattern.dtype, torch.float32)
+    return {name: value.to(dtype) for name, value in answer.items()}

@@ -13,7 +13,7 @@ from torch import Tensor
 from crate_interp.core import checks
 from crate_interp.data import Samples
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.text.losses import IGNORED, token_loss
+from crate_interp.models.text.losses import IGNORED, check_labels, token_loss
 
 LOSSES = {  # kind -> the name of the loss on pages
     "labels": "the cross-entropy with the true class",
@@ -78,7 +78,9 @@ def loss_on(model: HookedModel, samples: Samples) -> Loss:
             "[n, pos], with [MASK] in tokens, its true token in labels, and -100 elsewhere."
         )
     else:
-        return Loss("masked", samples.answers)
+        count, given = model.cfg.d_vocab, samples.answers
+        check_labels(given, given.shape, count, "token ids", given.device)
+        return Loss("masked", given)
     if model.cfg.kind == "text":
         pos = samples.lengths or samples.read(samples.start, samples.start + 1).shape[1:]
         if min(pos) < 2:

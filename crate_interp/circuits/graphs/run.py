@@ -302,7 +302,8 @@ def _nodes_and_edges(cut: CutPass, chosen: Graph) -> tuple[pd.DataFrame, pd.Data
 def _looks(case: Explained, nodes: pd.DataFrame, edges: pd.DataFrame) -> pd.DataFrame:
     """Returns why heads look where they carry most of the edges: the strongest pairs of atoms.
 
-    Layer 0 reads no codes, and CBT's and ToST's heads do not look from a token at a token.
+    Layer 0 reads no codes, CBT's and ToST's heads do not look from a token at a token, and the
+    edges of nanochat-crate are not split over heads.
     """
     place: Any = nodes.set_index("node")[["layer", "pos"]]
     split: Any = edges[edges["head"] >= 0]

@@ -253,9 +253,9 @@ function drawAtoms(below) {
 function drawWhy(every, below) {
   if (!byId("why-panel")) return;
   const head = state.seenHead ?? state.head, query = state.query, values = every[head];
-  const others = [...values.keys()].filter(token => token >= Math.max(1, data.special) && token !== query);
+  const others = [...values.keys()].filter(token => token >= Math.max(1, data.special) && token !== query && values[token] > 0);
   const key = state.key ?? others.reduce((best, token) => values[token] > values[best] ? token : best, others[0]);
-  byId("why-panel").hidden = !layer.match || state.mode !== "to" || key === undefined;
+  byId("why-panel").hidden = !layer.match || state.mode !== "to" || !(values[key] > 0);
   if (byId("why-panel").hidden) return;
   const score = layer.score(head, query, key), most = strongest(values);
   byId("why-name").textContent = `L${state.layer}H${head} looks at ${nameOf(key)}`;
