@@ -183,11 +183,11 @@ def counted(numbers):
         for row in strip(own, drawn, mixed):
             found["of all"] += sum(sign.mark != "." for sign in row.signs)
             found["unringed"] += sum(sign.mark == "+" and not sign.ringed for sign in row.signs)
-            if "untrained" in row.title:
+            if "random weights" in row.title:
                 found["cells"] += len(row.signs)
                 found["both"] += sum(sign.mark == "+" for sign in row.signs)
         for row in strip(own, drawn):
-            if "untrained" in row.title:
+            if "random weights" in row.title:
                 found["drawn"] += sum(sign.mark == "+" for sign in row.signs)
     return found
 

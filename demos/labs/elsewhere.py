@@ -89,7 +89,7 @@ def audited(rule: str) -> Elsewhere:
     kept, broken, depends = (sum(int(row[at]) for row in cells) for at in range(3))
     others = {
         word: sum(int(count) for row in cells for count in re.findall(rf"(\d+) {word}", row[3]))
-        for word in ("undecided", "by construction")
+        for word in ("can't tell", "by construction")
     }
     other = sum(others.values())
     cases = counted({"yes": kept + depends, "no": broken + depends, "both": other})
