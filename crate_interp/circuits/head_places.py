@@ -1,7 +1,7 @@
 """ci.circuits.head_meaning: whether each head looks at the same part of every picture."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack
 
@@ -164,9 +164,8 @@ def head_meaning(
     check_model(model)
     if model.cfg.kind not in ("vision", "mae"):
         raise ValueError("the model reads text, which has no patches: give a model of images.")
-    if not isinstance(parts or {}, Mapping):
-        raise ValueError(f'parts={parts!r}: give names and numbers of masks, as {{"head": 1}}.')
-    known = dict(parts or {})
+    # what is no mapping becomes an entry that is refused
+    known = dict(parts) if isinstance(parts, Mapping) else {"": 0} if parts else {}
     for name, number in known.items():
         if not isinstance(name, str) or not checks.is_int(number) or not 0 < number < 255:
             raise ValueError(f'parts={parts!r}: give names and numbers of masks, as {{"head": 1}}.')
@@ -174,7 +173,12 @@ def head_meaning(
     untrained = checks.count("untrained", untrained, least=0)
     if not checks.is_int(query):
         raise ValueError(f"query={query!r}: give the number of a token, 0 for CLS.")
-    return ask(Meaning(known, query, untrained, seed), model, data, run_options(head_meaning, run))
+    return ask(
+        Meaning(dict(parts or {}), query, untrained, seed),
+        model,
+        data,
+        run_options(head_meaning, run),
+    )
 
 
 @dataclass(frozen=True)
@@ -200,20 +204,19 @@ class Meaning(Question):
 
     def plan(self, run: Experiment) -> Plan:
         """Yields the passes, and returns the tables of the result."""
-        measure = partial(_of_chunk, question=self)
-        own = Pass("places", measure, HeadMeaning.STORED, masks=bool(self.parts))
-        tables, *others = yield [
-            own,
-            *copies(own, self.untrained, UNTRAINED, twin, run.samples, None),
-        ]
+        heads = partial(_of_chunk, question=self, inputs=False)
+        step = Pass("places", heads, HeadMeaning.STORED, masks=bool(self.parts))
+        own = replace(step, measure=partial(_of_chunk, question=self, inputs=True))
+        twins = copies(step, self.untrained, UNTRAINED, twin, run.samples, None)
+        tables, *others = yield [own, *twins]
         for seed, one in enumerate(others):
-            table = one["places"][one["places"]["layer"] != INPUT]
-            table = table.assign(network=f"{UNTRAINED}-{seed}")
+            table = one["places"].assign(network=f"{UNTRAINED}-{seed}")
             tables["places"] = pd.concat([tables["places"], table], ignore_index=True)
         return tables
 
 
-def _of_chunk(chunk: Chunk, question: Meaning) -> Tables:
+def _of_chunk(chunk: Chunk, question: Meaning, inputs: bool) -> Tables:
+    """Returns the table "places"; inputs: also of the maps of the picture alone."""
     kind, patch = chunk.model.cfg.facts["attention"], chunk.model.cfg.patch_size
     found: list[pd.DataFrame] = []
 
@@ -248,7 +251,7 @@ def _of_chunk(chunk: Chunk, question: Meaning) -> Tables:
     def measure(layer: int, acts: Mapping[str, Tensor], batch: Batch) -> None:
         special = chunk.model.cfg.n_special
         place(head_maps(acts, special, question.query, True, True), layer, batch)
-        if layer == 0:
+        if inputs and layer == 0:
             place(input_maps(batch.inputs.cpu().double(), patch), INPUT, batch)
 
     chunk.measure_all(Reading(points_of(kind, True), measure))

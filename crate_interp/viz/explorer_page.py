@@ -20,8 +20,7 @@ from crate_interp.viz.packing import Attention, map_kind
 from crate_interp.viz.page import Html, check_page, image_uri
 
 # Ends of the names of the points that the page shows besides maps and codes.
-_OTHERS = ("mlp.hook_post", "hook_resid_pre", "hook_resid_mid", "hook_resid_post", "hook_pooled")
-_OTHERS = (*_OTHERS, "hook_mask")
+_REST = "mlp.hook_post hook_resid_pre hook_resid_mid hook_resid_post hook_pooled hook_mask".split()
 _STEPS = 10_000  # of a probability on the page
 _PICTURE = 448  # the most pixels on the longer side of the picture
 _TOKENS = 32  # of a text, on the figure that stands for the page
@@ -145,7 +144,7 @@ def check_count(model: HookedModel, count: int) -> None:
 def shown_points(model: HookedModel) -> tuple[str, ...]:
     """Returns the ends of the names of the points that the page of a model shows."""
     kind = map_kind(model)
-    return (kind.point, *kind.codes, *_OTHERS)
+    return (kind.point, *kind.codes, *_REST)
 
 
 def _data(

@@ -368,10 +368,10 @@ def circuit_tracer_json(graph: "AttributionGraph") -> dict[str, Any]:
         nodes.append(node | {"influence": influence, "activation": value})
     edges: Any = graph.table("edges")
     edges = edges[edges["source"].isin(ids) & edges["target"].isin(ids)]
-    spots: Any = graph.table("nodes").set_index("node")[["layer", "pos"]]
+    spots = {row.node: (row.layer, row.pos) for row in table.itertuples()}
     looks, links = graph.looks(), []
     for (source, target), rows in edges.groupby(["source", "target"]):
-        (layer, query), key = spots.loc[target].tolist(), int(spots.loc[source, "pos"])
+        (layer, query), (_, key) = spots[target], spots[source]
         heads = {str(int(head)): part for head, part in rows[["head", "weight"]].values}
         pairs = {head: looks.get((layer, int(head), query, key), []) for head in heads}
         links.append(

@@ -305,16 +305,16 @@ def _looks(case: Explained, nodes: pd.DataFrame, edges: pd.DataFrame) -> pd.Data
     Layer 0 reads no codes, CBT's and ToST's heads do not look from a token at a token, and the
     edges of nanochat-crate are not split over heads.
     """
+    if case.model.cfg.facts["attention"] in PATTERNLESS:
+        return pd.DataFrame()
     place: Any = nodes.set_index("node")[["layer", "pos"]]
     split: Any = edges[edges["head"] >= 0]
     to, source = (place.loc[split[side]] for side in ("target", "source"))
     layer, query, key = to["layer"].to_numpy(), to["pos"].to_numpy(), source["pos"].to_numpy()
     split = split.assign(layer=layer, query=query, key=key, weight=split["weight"].abs())
     found = split[split["layer"] > 0].groupby(["layer", "head", "query", "key"])["weight"].sum()
-    at = found.nlargest(_LOOKS).index.tolist() * (
-        case.model.cfg.facts["attention"] not in PATTERNLESS
-    )
     with torch.no_grad():
+        at = found.nlargest(_LOOKS).index.tolist()
         return strongest_pairs(case.model, case.sample, at, _PAIRS)
 
 
