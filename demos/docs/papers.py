@@ -29,11 +29,11 @@ PAGES, ROOT = HERE / "pages", HERE.parent.parent
 START = """\
 # Where each paper's methods are
 
-Of {all} systems, methods and claims in five documents {here} can be run here; the rest have a
-reason.
+Of {all} systems, methods and claims in five documents {here} can be run here.
 
-A command or function in the second column runs what the first column names, and the page has our
-result beside the paper's. [What the papers claim](claims.md) has every answer with its interval.
+For the rest one sentence says why not. A command or function in the second column runs what the
+first column names; the page explains it. [What the papers claim](claims.md) has the papers' numbers
+beside ours, with intervals.
 `python demos/docs/papers.py --check` runs each of them in its smallest form.
 """
 
