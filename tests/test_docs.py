@@ -17,6 +17,7 @@ import crate_interp as ci
 from browser import driven, opened  # noqa: F401
 from conftest import make
 from crate_interp.audits import claims
+from crate_interp.cli import COMMANDS
 from crate_interp.probes import sparsity_probe
 from crate_interp.results.statistic import Statistic
 from crate_interp.sweeps.layer_curves import legend, numbers, summary
@@ -160,6 +161,24 @@ def test_pages_of_data_say_what_the_data_say():
     """`python demos/docs/generated.py` writes them."""
     for name, text in generated().written().items():
         assert (PAGES / name).read_text() == f"{text}\n", name
+
+
+def test_each_method_of_the_papers_has_a_place_that_runs():
+    """`python demos/docs/papers.py` writes the page; --check asks commands for help too."""
+    sys.path.append(str(DOCS))
+    import papers
+
+    assert (PAGES / "papers.md").read_text() == papers.page()
+    scope, rows = papers.names(), [row for each in papers.documents() for row in each["rows"]]
+    assert len({(what, run) for what, run, _ in rows}) == len(rows) > 50
+    for what, run, page in rows:
+        assert what and page, what
+        if run.startswith("$ demos"):
+            assert "__main__" in (papers.ROOT / run[2:]).read_text(), what
+        elif run.startswith("$"):
+            assert run.split()[2] in COMMANDS, what
+        elif run:
+            assert papers.run_smallest(run, scope) is not None, what
 
 
 @pytest.fixture(scope="module")
