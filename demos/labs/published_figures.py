@@ -206,7 +206,7 @@ def draw(found: LabResult) -> Any:
     """Draws how far pictures agree, and how much a hundredth of the patches gets."""
     (figure, axes), rows = panels(2, size=(8, 3.6)), found.table("numbers").to_numpy().tolist()
     cases = {"alike": [(name, 0) for name in SETS], "mass": [(AUTHORS, 10)]}
-    words = "order of heads by height, two pictures", "share on 1 % of the patches"
+    words = "rank correlation of two pictures", "share on 1 % of the patches"
     for axis, what, label in zip(axes, cases, words, strict=True):
         places = cases[what] + [(TINY, layer) for layer in range(6)]
         for at, (name, place) in enumerate(places):
@@ -215,6 +215,7 @@ def draw(found: LabResult) -> Any:
         names = [f"layer {place}" if name == TINY else name for name, place in places]
         axis.set_xticklabels(names, rotation=30, ha="right", fontsize=7)
     level(axes[0], 0)
+    axes[1].set_ylim(0)
     return titled(figure, found)
 
 
