@@ -33,7 +33,7 @@ from crate_interp.measures import input_maps, jaccard, mass_mask, random_jaccard
 GRID, HEADS, CHOSEN = 60, 6, [0, 1, 3, 4]  # CHOSEN: the heads in the second half of the figures
 LARGEST, PIXELS, FIGURES = 32 * 2**20, 4 * 10**6, 64  # of a file, of a picture, of a notebook
 APART, SAME = 4, 0.99  # most of 255 from viridis; least correlation of maps drawn twice
-VIRIDIS = np.round(255 * colormaps["viridis"](np.arange(256))[:, :3])
+VIRIDIS = colormaps["viridis"](np.arange(256), bytes=True)[:, :3].astype(float)  # as drawn
 WANTED = "a Jupyter notebook with PNG outputs, crate_emergence.ipynb"
 AUTHORS, TINY = "CRATE-B/8", "crate-tiny-pictures"
 SETS = ("six animals, four heads", "eight pictures, all heads", "without the picture in both")
@@ -82,15 +82,15 @@ def parts(figure: np.ndarray) -> list[np.ndarray]:
     return [figure[rows[0] : rows[-1] + 1, max(0, b - side) : b] for _, b in spans]
 
 
-def read(panel: np.ndarray, off: int = 0) -> tuple[np.ndarray, float]:
-    """Returns a map [60, 60], and its colours' distance to viridis; off: pixels off the middle."""
-    sides, at = panel.shape[:2], np.arange(GRID) + 0.5
-    centres = [np.clip((at * side / GRID).astype(int) + off, 0, side - 1) for side in sides]
+def read(panel: np.ndarray) -> tuple[np.ndarray, float]:
+    """Returns the colours of a map [60, 60] as steps of 255, and their distance to viridis."""
+    at = np.arange(GRID) + 0.5
+    centres = [(at * side / GRID).astype(int) for side in panel.shape[:2]]
     apart = np.abs(panel[np.ix_(*centres)].astype(float)[:, :, None] - VIRIDIS).mean(axis=-1)
-    shares, rest = apart.argmin(axis=-1) / 255, float(apart.min(axis=-1).mean())
-    if rest > APART or np.ptp(shares) == 0:
+    steps, rest = apart.argmin(axis=-1), float(apart.min(axis=-1).mean())
+    if rest > APART or np.ptp(steps) == 0:
         raise refused(f"a panel lies {rest:.1f} of 255 from viridis, or has one colour", "a map")
-    return shares, rest
+    return steps, rest
 
 
 def agreement(name: str, maps: Sequence, place: int) -> list[list]:
@@ -177,19 +177,19 @@ def run(form: str, steps: Steps, notebook: Path | None, pictures: Path | None) -
     images = tensors(rows, pictures)
     full = [at for at, row in enumerate(rows) if len(row) > HEADS]
     part = [at for at, row in enumerate(rows) if len(row) <= HEADS]
-    if min(len(full) - 1, len(part)) < 2:
+    if min(len(full) - 1, len(part)) < 3:
         raise refused(f"{len(full)} figures of {HEADS} maps, {len(part)} of {len(CHOSEN)}")
-    for off in (-1, 1, 0):  # the last is the one that we go on with
-        back = [[read(panel, off) for panel in row[1:]] for row in rows]
-        maps = [np.stack([each for each, _ in row]) for row in back]
-        alike, again, other = max(
-            (np.corrcoef(maps[a][CHOSEN].ravel(), maps[b].ravel())[0, 1], a, b)
-            for a in full for b in part)  # fmt: skip
-        if off == 0 and alike < SAME:
-            raise refused(f"no two figures show the same maps (correlation {alike:.2f})")
-        told += [["twice", AUTHORS, 0, off, float(alike)]]
+    back = [[read(panel) for panel in row[1:]] for row in rows]
+    maps = [np.stack([each for each, _ in row]) / 255 for row in back]
+    alike, again, other = max(
+        (np.corrcoef(maps[a][CHOSEN].ravel(), maps[b].ravel())[0, 1], a, b)
+        for a in full for b in part)  # fmt: skip
+    if alike < SAME:
+        raise refused(f"no two figures show the same maps (correlation {alike:.2f})")
+    told += [["twice", AUTHORS, 0, 0, float(alike)]]
+    for add in (0, 1):  # a colour stands for values of up to a step more
         told += [row for name, ids in zip(SETS, (part, full, {*full} - {again}), strict=True)
-                 for row in agreement(name, [maps[at] for at in ids], off)]  # fmt: skip
+                 for row in agreement(name, [maps[at] + add / 255 for at in ids], add)]  # fmt: skip
     told += [["residual", AUTHORS, at, 0, each] for at, (_, each) in enumerate(sum(back, []))]
     told += of_maps(AUTHORS, maps, images, 10, [at for at in range(len(maps)) if at != other])
     cases = {name: values(told, "alike", name, 0) for name in SETS}
