@@ -21,7 +21,7 @@ from browser import SCHEMES, WIDTHS, disorder, launched, low_contrast, opened, o
 from chromium import found
 
 ROOT = Path(__file__).parent.parent
-TEXT = "In the beginning was the Word, and the Word was with God"
+TEXT = "the Lord said unto Moses, Speak unto the children of"  # the answer is a word
 Pages = dict[str, tuple[Path, list[str]]]  # name -> the page, and words that must be in it
 
 # pages that show nothing but numbers without scripts
@@ -49,7 +49,7 @@ def views(out: Path) -> Pages:
         "attention-image": (view.attention(cache, 3, images=images), ["L3H0", "L3H5"]),
         "attention-text": (view.attention(texts, 2, tokens=TEXT), ["L2H0", "L2H3"]),
         "atoms-image": (view.activations(cache, images=images), ["CLS", "atom"]),
-        "atoms-text": (view.activations(texts, tokens=TEXT), ["be", "The largest atoms"]),
+        "atoms-text": (view.activations(texts, tokens=TEXT), ["children", "The largest atoms"]),
         "top-tokens": (view.top_tokens(texts, tokens=[TEXT]), ["sample 0"]),
         "heads": (view.head_grid(cache, images), ["head 5"]),
         "explorer-image": (view.explore(cache, images, without=off), ["The model sees", "patch ("]),

@@ -17,7 +17,7 @@ KINDS = ("strongest", "largest", "rotated", "random")
 
 def _per_cent(share: float) -> str:
     words = f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.2g} %"
-    return words if share >= 1e-4 else "almost nothing"
+    return words if share >= 1e-4 else "under 0.01 %"
 
 
 def piece_name(layer: int, atom: int) -> str:
@@ -80,8 +80,8 @@ class AttentionReason(Result):
             lead = f"{why}: without them it is {said['strongest']}, from {share}."
         elif left["rotated"] < 0.95 * left["strongest"]:
             lead = (
-                f"{head}: atoms explain worse than random axes why {query} looks at {key}: "
-                f"{said['strongest']} and {said['rotated']} are left of {share}."
+                f"{head}: random axes explain better than atoms why {query} gives {key} {share}. "
+                f"Without {k} atoms {said['strongest']} is left."
             )
         even, start = _per_cent(meta["even"]), [lead]
         if meta["attention"] < meta["even"]:

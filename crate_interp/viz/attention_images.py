@@ -234,7 +234,7 @@ def _finding(
     words += f": {100 * largest.max():.0f}\u00a0%."
     if len({int(image.argmax()) for image in each}) > 1:
         ends = (f"{names[at]} {100 * largest.flat[at]:.0f}\u00a0%" for at in (first, second))
-        words = "We can't tell which head gives the largest {} to one patch: {}, {}."
+        words = "The images disagree which head gives one patch the largest {}: {} or {}."
         words = words.format(what, *ends)
     even_words = (
         f"These are means over images. An even map gives every patch {100 * even:.2g}\u00a0%."

@@ -125,8 +125,8 @@ def _finding(
     most = f"{100 * shares.max():.2g}\u00a0%"
     return [
         f"In {labels[first]}, {query} looks most at {'itself' if key == query else key}: {most}.",
-        f"In this head a token spreads its attention over {spread[first]:.1f} of the {even:g} "
-        "tokens that it sees, the fewest of all heads (1 / the sum of share\u00b2, on average).",
+        f"Averaged over the tokens that look, this head spreads over {spread[first]:.1f} of "
+        f"{even:g} tokens, the fewest of all heads (1 / the sum of share\u00b2).",
     ], spread
 
 
@@ -169,8 +169,9 @@ def activations(
     called = _places(model, known, len(found[0]), grid)
     word = entry_word(model.cfg.sparse_step)
     title, kicker = f"{name_of(cache)}: where {word}s are on", f"{point}, sample {sample}"
-    said = _most_on(values, called, chosen, picked, word)
-    _, first, best = np.unravel_index(int(values.argmax()), values.shape)
+    patches = model.cfg.n_special if model.cfg.kind != "text" and tokens is None else 0
+    said = _most_on(values[patches:], called[patches:], chosen, picked, word)
+    _, first, best = np.unravel_index(int(values[patches:].argmax()), values[patches:].shape)
     data = {
         "tokens": names_of(model, known, len(found[0]), grid),
         "values": _rounded(values.permute(1, 2, 0)),  # [layer, atom, pos]
