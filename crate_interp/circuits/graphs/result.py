@@ -217,7 +217,9 @@ class AttributionGraph(Result):
         claims["what is needed"] = needed and rest < FAITHFUL
         left = "nothing" if rest <= 0 else "all" if rest >= 1 else f"{100 * rest:.0f}\u00a0%"
         better = " and ".join(words for words, holds in claims.items() if holds)
-        word = "after" if FAMILIES[self.meta["config"]["family"]].get("causal") else "at"
+        cfg = self.meta["config"]
+        after = FAMILIES[cfg["family"]].get("causal") or cfg.get("attention_mask") == "causal"
+        word = "after" if after else "at"
         where = "" if target["position"] is None else f" {word} token {target['position']}"
         begin = f"{plain(self.meta['model'] or 'The model')}{where}: {self.question}:"
         if target["answer"] == self.top:
