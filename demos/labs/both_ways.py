@@ -9,10 +9,10 @@ scored (15 % of the tokens, drawn by seed and step). Not equal: the mask; and th
 changes what stands at a scored place. The masked text has [MASK] there (80 %), a random token
 (10 %) or the token itself (10 %), and the causal one is unchanged.
 
-The start was chosen by pilots (seed 0) so that the masked network learns more than how common words
-are: from the library's start it had not in 800 steps. Positions are waves, three times as large, U
-is twice as wide as in attending.py, and output maps are ten times as large. A network of three
-layers did not in 1,000 steps, so these have two.
+The start was chosen by pilots (seed 0, which is not measured), so that the masked network learns
+more than how common tokens are: from the library's start it had not in 800 steps, and with three
+layers not in 1,000. Positions are waves, three times as large as in attending.py, U is twice as
+wide, and output maps are ten times the library's.
 """
 
 import sys
@@ -28,6 +28,7 @@ from lab import LabResult, Steps, claim, ends_of, main, result, values
 from torch import Tensor
 
 import crate_interp as ci
+from crate_interp.stats.verdicts import SHOWN as VERDICTS
 
 sys.path.append(str(Path(__file__).parent.parent))
 
@@ -36,16 +37,18 @@ from training import draws, learning_rate, one_step  # noqa: E402
 
 SEEDS = {"quick": (1, 2, 3), "full": (1, 2, 3, 4, 5)}
 KINDS = {"causal": "causal", "both ways": "meant"}  # -> cfg.attention_mask
-WIDTH, LAYERS, HEADS, N_CTX, WORDS = 64, 2, 4, 32, 1024
-STEPS, BATCH, RATE, DECAY, MASKED = 1500, 64, 3e-3, 0.01, 0.15
-HELD, MEASURED, NODES = 320, 64, 16  # windows; nodes to swap
-FRAMES = ("stream", "read", "unit")
-SHOWN = {
-    "R": "R after a layer, unit scaling (nats)",
-    "R^c": "R^c after a layer, unit scaling (nats)",
-    "zeros": "zeros in the code (share)",
-    "carried": f"{NODES} codes carry of an answer (share)",
+WIDTH, LAYERS, HEADS, N_CTX, WORDS = 64, 2, 4, 32, 1024  # [MASK] is token WORDS
+STEPS, BATCH, RATE, MASKED = 1800, 64, 3e-3, 0.15
+HELD, MEASURED, PAIRED, NODES = 320, 64, 128, 16  # windows; nodes to swap
+SHOWN = {  # rule -> quantity, what stands beside it, and what it is
+    "rate": ("R", ", untrained", "R of LN(Z) after a layer (nats)"),
+    "subspace_rate": ("R^c", ", untrained", "R^c of LN(Z) after it (nats)"),
+    "compresses": ("change", ", untrained", "attention adds to R^c (nats)"),
+    "zeros": ("zeros", ", untrained", "zeros in the code (share)"),
+    "carried": ("carried", ", rotated", f"{NODES} codes carry of an answer (share)"),
 }
+WANTED = {"compression.rate_post": "R", "compression.subspace_rate_post": "R^c"}
+WANTED |= {"frames.change_unit": "change", "sparsity.zero_fraction": "zeros"}
 
 
 @cache
@@ -57,38 +60,37 @@ def texts() -> tuple[Tensor, Tensor]:
     return windows[:-HELD].flatten(), windows[-HELD:]
 
 
+@torch.no_grad()
 def make(kind: str, seed: int) -> ci.HookedCrateLM:
     """Returns a network before training; both kinds have the same weights."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(seed)
-        size: dict[str, Any] = dict(d_model=WIDTH, n_layers=LAYERS, n_heads=HEADS, n_ctx=N_CTX)
-        cfg = ci.CrateConfig(
-            family="crate-bert", attention_mask=KINDS[kind], d_vocab=WORDS + 1, **size
-        )
-        model = ci.HookedCrateLM(cfg)
-        model.pos_embed.copy_(3 * positions(model))
-        for block in model.blocks:
-            block.attn.u_proj.weight.mul_(2 * self_scale(model))  # type: ignore[union-attr]
-            block.attn.out_proj.weight.mul_(10)  # type: ignore[union-attr]
+    size: dict[str, Any] = dict(d_model=WIDTH, n_layers=LAYERS, n_heads=HEADS, n_ctx=N_CTX)
+    more: dict[str, Any] = dict(attention_mask=KINDS[kind], d_vocab=WORDS + 1)
+    torch.manual_seed(seed)
+    model = ci.HookedCrateLM(ci.CrateConfig(family="crate-bert", **size, **more))
+    model.pos_embed.copy_(3 * positions(model))
+    blocks: Any = model.blocks
+    for block in blocks:
+        block.attn.u_proj.weight.mul_(2 * self_scale(model))
+        block.attn.out_proj.weight.mul_(10)
     return model.eval()
 
 
 def loss_of(model: ci.HookedCrateLM, tokens: Tensor, draw: torch.Generator) -> Tensor:
-    """Returns the loss on places that are drawn; both kinds are scored on the same places."""
-    scored, kind = (torch.rand(tokens.shape, generator=draw) for _ in range(2))
+    """Returns the loss on places that are drawn, the same ones for both kinds."""
+    scored, how = (torch.rand(tokens.shape, generator=draw) for _ in range(2))
     scored = scored < MASKED
     scored[:, 0] = False  # no token comes before it
-    other = torch.randint(WORDS, tokens.shape, generator=draw)
     if model.cfg.causal:
         return F.cross_entropy(model(tokens)[:, :-1][scored[:, 1:]], tokens[scored])
-    masked = torch.where(kind < 0.8, WORDS, torch.where(kind < 0.9, other, tokens))
+    other = torch.randint(WORDS, tokens.shape, generator=draw)
+    masked = torch.where(how < 0.8, WORDS, torch.where(how < 0.9, other, tokens))
     return F.cross_entropy(model(torch.where(scored, masked, tokens))[scored], tokens[scored])
 
 
 def trained(kind: str, seed: int) -> ci.HookedCrateLM:
     """Returns a network after its training."""
     text, model = texts()[0], make(kind, seed).train()
-    optimizer = torch.optim.AdamW(groups(model, DECAY), lr=RATE, betas=(0.9, 0.98))
+    optimizer = torch.optim.AdamW(groups(model, 0.01), lr=RATE, betas=(0.9, 0.98))
     for step in range(STEPS):
         draw = draws(seed, step)
         begins = torch.randint(len(text) - N_CTX, (BATCH, 1), generator=draw)
@@ -97,129 +99,76 @@ def trained(kind: str, seed: int) -> ci.HookedCrateLM:
     return model.eval()
 
 
-def at_unit() -> ci.Probe:
-    """Returns a probe of R and R^c after a layer: tokens of unit mean square, orthonormal U."""
-    rates = ci.probes.compression(at=("post",), basis="orthonormal")
-
-    def measure(block: Any, acts: Any) -> dict[str, Tensor]:
-        z = acts["hook_resid_post"]
-        z = z * (z[0].numel() ** 0.5 / z.flatten(1).norm(dim=1)[:, None, None])
-        found = rates.measure(block, {"hook_resid_post": z})
-        return {"R": found["rate_post"], "R^c": found["subspace_rate_post"]}
-
-    said = {name: ("nats per token", None, None, "At unit mean square.") for name in ("R", "R^c")}
-    return ci.Probe("rates", ("hook_resid_post",), measure, said, subspaces=True)
-
-
 def measured(kind: str, seed: int) -> list[list]:
-    """Returns the rows of numbers of a network, trained and untrained, on unmasked windows."""
+    """Returns the numbers of a network, trained and untrained, on windows it was not trained on."""
     windows, rows = texts()[1], []
-    for words, model in (("", trained(kind, seed)), (", untrained", make(kind, seed))):
-        setting = f"{kind}{words}"
+    less: dict[str, Any] = dict(limit=MEASURED, progress=False)
+    rates = ci.probes.compression(at=("post",), norm=True, basis="orthonormal")
+    probes: Any = [rates, "frames", "sparsity"]
+    for words, model in ((", untrained", make(kind, seed)), ("", trained(kind, seed))):
+        key = (f"{kind}{words}", seed)
         with torch.no_grad():
-            rows.append(["loss", setting, seed, 0, float(loss_of(model, windows, draws(0, 0)))])
-        probes = [at_unit(), "frames", "sparsity"]
-        swept = ci.sweep(model, windows[:MEASURED], probes=probes, controls=0, progress=False)
-        wanted = {"rates.R": "R", "rates.R^c": "R^c", "sparsity.zero_fraction": "zeros"}
-        wanted |= {f"frames.change_{frame}": frame for frame in FRAMES}
-        for row in swept.layers().to_dict("records"):
-            name = wanted.get(f"{row['probe']}.{row['statistic']}")
-            rows += [[name, setting, seed, row["layer"], row["mean"]]] if name else []
-        audit = ci.audit(model, windows[:MEASURED], untrained=1, grid=False, progress=False)
-        rows += [[row["claim"], f"{setting}: {row['verdict']}", seed, row["layer"], 1.0]
-                 for row in audit.claims().to_dict("records")]  # fmt: skip
-        rows += [] if words else swapped(model, windows, setting, seed)
+            rows.append(["loss", *key, 0, float(loss_of(model, windows, draws(0, 0)))])
+        swept: Any = ci.sweep(model, windows, probes=probes, controls=0, **less).layers()
+        for row in swept[(swept["probe"] + "." + swept["statistic"]).isin(WANTED)].itertuples():
+            rows.append([WANTED[f"{row.probe}.{row.statistic}"], *key, row.layer, row.mean])
+        audit: Any = ci.audit(model, windows, untrained=1, grid=False, **less).claims()
+        for row in audit.itertuples():
+            rows.append([f"audit, {row.claim}", *key, row.layer, [*VERDICTS].index(row.verdict)])
+    data: Any = windows
+    if not model.cfg.causal:  # one masked token half-way, instead of the next token
+        hidden = torch.arange(N_CTX) == N_CTX // 2
+        data = (windows.where(~hidden, WORDS), windows.where(hidden, -100))
+    less |= dict(limit=PAIRED, untrained=0)
+    found: Any = ci.circuits.concentration(model, data, k=[NODES], **less)
+    names = {"native": kind, "rotated": f"{kind}, rotated", "pca": f"{kind}, principal"}
+    for row in found.table("shares").itertuples():
+        rows.append(["carried", names[row.basis], seed, row.layer, row.carried])
     return rows
 
 
-def swapped(model: ci.HookedCrateLM, windows: Tensor, setting: str, seed: int) -> list[list]:
-    """Returns the rows of what codes carry of an answer: the next token, or one masked token."""
-    data: Any = windows
-    if not model.cfg.causal:
-        hidden = torch.arange(N_CTX) == N_CTX // 2
-        data = (windows.where(~hidden, WORDS), windows.where(hidden, -100))
-    how: dict[str, Any] = dict(k=[NODES], untrained=0, limit=MEASURED, progress=False)
-    shares = ci.circuits.concentration(model, data, **how).table("shares")
-    names = {"native": "carried", "rotated": "carried, rotated"}
-    return [
-        [names[row["basis"]], setting, seed, row["layer"], row["carried"]]
-        for row in shares.to_dict("records") if row["basis"] in names
-    ]  # fmt: skip
-
-
-def mean_of(rows: list[list], name: str, setting: str) -> np.ndarray:
-    """Returns the mean over layers of a quantity, by seed."""
-    return values(rows, name, setting).reshape(-1, LAYERS).mean(axis=1)
-
-
-def gap(rows: list[list], name: str, words: str = "") -> np.ndarray:
+def gap(rows: list[list], name: str, beside: str = "") -> np.ndarray:
     """Returns what both ways has more than causal, a mean over layers, by seed."""
-    both, causal = (mean_of(rows, name, f"{kind}{words}") for kind in ("both ways", "causal"))
-    return both - causal
+    causal, both = (values(rows, name, f"{kind}{beside}") for kind in KINDS)
+    return (both - causal).reshape(-1, LAYERS).mean(axis=1)
 
 
-def apart(rows: list[list], seeds: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+def agreement(rows: list[list]) -> tuple[np.ndarray, np.ndarray]:
     """Returns the share of the audit's verdicts in which the two kinds agree, by seed.
 
-    Then the share in which two seeds of one kind agree, a mean over the other seeds and kinds.
+    Then the share in which a kind agrees with the next seed of its own, a mean over kinds.
     """
-    said: dict[Any, dict] = {(kind, seed): {} for kind in KINDS for seed in seeds}
-    for name, setting, seed, layer, _ in rows:
-        kind, _, verdict = setting.partition(": ")
-        if verdict and kind in KINDS:
-            said[kind, seed][name, layer] = verdict
-
-    def agree(a: Any, b: Any) -> float:
-        return float(np.mean([said[a][key] == said[b][key] for key in said[a]]))
-
-    across = [agree(("causal", seed), ("both ways", seed)) for seed in seeds]
-    within = [
-        np.mean([agree((kind, a), (kind, b)) for kind in KINDS for b in seeds if b != a])
-        for a in seeds
-    ]
-    return np.array(across), np.array(within)
+    names = sorted({row[0] for row in rows if row[0].startswith("audit")})
+    both = np.array([[values(rows, name, kind).reshape(-1, LAYERS) for name in names]
+                     for kind in KINDS])  # [kind, claim, seed, layer]  # fmt: skip
+    return (both[0] == both[1]).mean((0, 2)), (both == np.roll(both, -1, 2)).mean((0, 1, 3))
 
 
 def run(form: str, steps: Steps) -> LabResult:
     """Returns the claims on what reading both ways changes."""
-    seeds = SEEDS[form]
-    jobs = {f"{kind}-{seed}": partial(measured, kind, seed) for seed in seeds for kind in KINDS}
-    rows, claims = steps.rows(jobs, "trainings"), []
-    for rule, name in (("rate", "R"), ("subspace_rate", "R^c"), ("zeros", "zeros")):
-        found, begun = gap(rows, name), gap(rows, name, ", untrained")
-        cases = {"trained": ends_of(found), "beyond untrained": ends_of(found - begun)}
-        causal = mean_of(rows, name, "causal").mean()
-        claims.append(
-            claim(f"both_ways.{rule}", found, cases=cases, baseline=begun.mean(), causal=causal)
-        )
-    by_frame = {frame: gap(rows, frame) for frame in FRAMES}
-    begun, causal = gap(rows, "read", ", untrained").mean(), mean_of(rows, "read", "causal").mean()
-    cases = {frame: ends_of(each) for frame, each in by_frame.items()}
-    claims.append(claim("both_ways.compresses", by_frame["read"], cases=cases, baseline=begun,
-                        causal=causal))  # fmt: skip
-    found, turned = gap(rows, "carried"), gap(rows, "carried, rotated")
-    cases = {"native": ends_of(found), "beyond rotated": ends_of(found - turned)}
-    claims.append(claim("both_ways.carried", found, cases=cases, baseline=turned.mean(),
-                        causal=mean_of(rows, "carried", "causal").mean()))  # fmt: skip
-    across, within = apart(rows, seeds)
-    claims.append(claim("both_ways.audit", across - within, baseline=0.0, causal=within.mean(),
-                        across=across.mean()))  # fmt: skip
-    loss = {kind: values(rows, "loss", kind).mean() for kind in KINDS}
-    return result("both_ways", form, claims, rows, loss=loss, across=across.mean())
+    pairs = [(kind, seed) for seed in SEEDS[form] for kind in KINDS]
+    jobs = {f"{kind}-{seed}": partial(measured, kind, seed) for kind, seed in pairs}
+    rows, claims = steps.rows(jobs, "networks"), []
+    for rule, (name, beside, _) in SHOWN.items():
+        found, other = gap(rows, name), gap(rows, name, beside)
+        cases = {"difference": ends_of(found), f"beyond{beside[1:]}": ends_of(found - other)}
+        claims.append(claim(f"both_ways.{rule}", found, cases=cases, baseline=other.mean()))
+    across, within = agreement(rows)
+    claims.append(claim("both_ways.audit", across - within, baseline=0.0, across=across.mean()))
+    losses = [values(rows, "loss", kind).mean() for kind in KINDS]
+    return result("both_ways", form, claims, rows, losses=losses, across=across.mean())
 
 
 def draw(found: LabResult) -> Any:
-    """Draws each quantity by layer, both kinds, trained and untrained."""
+    """Draws each quantity by layer, of both kinds, and what stands beside it."""
     figure, axes = panels(len(SHOWN), size=(14, 3.6))
-    for axis, (name, words) in zip(axes, SHOWN.items(), strict=True):
+    for axis, (name, beside, words) in zip(axes, SHOWN.values(), strict=True):
         for at, kind in enumerate(KINDS):
-            for more, style in (("", "o-"), (", untrained", "--")):
-                table = found.numbers(name, setting=f"{kind}{more}")
-                if len(table):
-                    curve(axis, table, style, label=f"{kind}{more}", color=f"C{at}")
-        tidy(axis, legend=8 * (axis is axes[0]), xlabel="layer", title=words)
-        axis.set_xticks(range(LAYERS))
-    return titled(figure, found, seeds=found.numbers("loss")["seed"].nunique())
+            for more, style in (("", "o-"), (beside, "--")):
+                label = f"{kind}{more}"
+                curve(axis, found.numbers(name, setting=label), style, label=label, color=f"C{at}")
+        tidy(axis, xlabel="layer", title=words, xticks=range(LAYERS))
+    return titled(figure, found)
 
 
 if __name__ == "__main__":
