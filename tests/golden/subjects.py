@@ -20,7 +20,7 @@ EMBEDDED = {
     "induction": ("crate-tiny-induction", "repeats"),
     "gpt-induction": ("gpt-tiny-induction", "repeats"),
 }
-TEXT = ("crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate", "tost-lm")
+TEXT = ("crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate", "tost-lm", "crate-bert")
 PICTURES = ("crate", "crate-alpha", "crate mean", *MEMBERS)
 TINY = (*PICTURES, *TEXT)
 BRIDGED = ("vit", "gpt2")
@@ -36,7 +36,10 @@ def subject(name: str) -> tuple[Any, Any]:
     random = torch.Generator().manual_seed(5)
     if name in TEXT:
         model = make_lm(name)
-        return model, torch.randint(47, (N, 11), generator=random)
+        tokens, masked = torch.randint(47, (N, 11), generator=random), torch.arange(11) == 5
+        if name == "crate-bert":
+            return model, (tokens.where(~masked, 3), tokens.where(masked, -100))
+        return model, tokens
     if name in ("clipa", "crate-mae"):
         model = make_clip() if name == "clipa" else make_mae()
         return model, torch.randn(N, 3, 6, 20, generator=random)
@@ -66,7 +69,9 @@ def inputs(name: str, n: int = 3) -> torch.Tensor:
         return torch.tensor(rows["input_ids"]) if "input_ids" in rows else windows(model, rows, n)
     if name == "masks":
         return model.preprocess(data[:n]["image"])
-    return (data["image"] if isinstance(data, dict) else data)[:n]
+    return (data["image"] if isinstance(data, dict) else data[0] if name == "crate-bert" else data)[
+        :n
+    ]
 
 
 def windows(model: Any, rows: dict[str, list[str]], n: int) -> torch.Tensor:
