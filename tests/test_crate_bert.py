@@ -123,6 +123,44 @@ def test_questions_run_or_say_why_not(bert):
         refuses(words, call)
 
 
+def test_the_same_network_with_a_causal_mask_answers_the_next_token(bert, tmp_path):
+    model, tokens, _ = bert
+    causal = make_lm("crate-bert", attention_mask="causal").requires_grad_(False)
+    later = torch.ones(11, 11).triu(1).bool()
+    points = [f"blocks.{layer}.attn.hook_attn_scores" for layer in range(model.cfg.n_layers)]
+    hooks = [
+        (point, lambda scores, hook: scores.masked_fill(later, -torch.inf)) for point in points
+    ]
+    logits = model.run_with_hooks(tokens, fwd_hooks=hooks)
+    assert_close(causal(tokens), logits, **CLOSE)
+    each = -logits[:, :-1].log_softmax(-1).gather(2, tokens[:, 1:, None])
+    assert_close(causal(tokens, "loss"), each.mean(), **CLOSE)
+    causal.save_pretrained(tmp_path / "saved")
+    assert ci.load(tmp_path / "saved").cfg.causal and not model.cfg.causal
+    assert ci.ablate_heads(causal, tokens, **SHORT).table()["base"][0] == pytest.approx(
+        float(each.mean()), rel=1e-5
+    )
+    for verb in (ci.audit, ci.surgery, ci.unroll):
+        less = dict(untrained=1, grid=False) if verb is ci.audit else {}
+        assert len(verb(causal, tokens, **less, **SHORT).table())
+    assert " after token" in str(ci.graph(causal, tokens[0]))
+
+
+def test_concentration_is_of_the_masked_token_that_all_samples_share(bert):
+    model, tokens, labels = bert
+    labels = labels.masked_fill(torch.arange(11) != 7, -100)
+    found = ci.circuits.concentration(model, (tokens, labels), k=[2, 10**6], untrained=0, **SHORT)
+    pairs, whole = found.table("pairs"), found.table("shares").query("k > 2")
+    answers = model(tokens)[:, 7]
+    assert pairs["answer"].tolist() == answers.argmax(-1).tolist()
+    own, other = (answers.gather(1, torch.tensor(pairs[[name]].to_numpy()))[:, 0]
+                  for name in ("answer", "donor_answer"))  # fmt: skip
+    assert_close(torch.tensor(pairs["gap"].to_numpy()).float(), own - other, **CLOSE)
+    assert whole["share"].tolist() == pytest.approx([1.0] * len(whole), abs=1e-4)
+    labels[0, 2] = 5
+    refuses("the same in all", lambda: ci.circuits.concentration(model, (tokens, labels), **SHORT))
+
+
 @pytest.mark.parametrize("name", ["attention_mask", "token_type_ids"])
 def test_data_with_padding_or_segments_are_refused(name):
     tokens = torch.randint(47, (3, 11))

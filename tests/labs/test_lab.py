@@ -98,6 +98,7 @@ LABS = {
     "norm_ladder": ({"STEPS": {"quick": 3}, "SCALES": {"quick": (0.02,)}}, 8, [YES, YES, YES]),
     "random_walk": ({"CERTAIN_SEEDS": 3, "SEEDS": {"quick": 2}}, None, []),
     "reconstruction": ({}, None, [YES]),
+    "robustness": ({"COUNT": {"quick": 9}}, 5, []),
     "scan_and_snap": ({"ITERATIONS": 600}, 3, []),
     "sparsity_ablation": ({}, 7, []),
     "srr_regularizer": ({"STEPS": {"quick": 7}}, 4, []),
