@@ -50,7 +50,7 @@ def test_few_public_parameters_are_any():
 
 
 ROOT = Path(__file__).parent.parent
-CODE, TESTS, DEMOS = 30_010, 32_236, 14_636
+CODE, TESTS, DEMOS = 30_010, 32_230, 14_629
 FILES, FUNCTIONS = 220, 2_567  # of the library
 
 
