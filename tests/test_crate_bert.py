@@ -1,13 +1,19 @@
 """CRATE-BERT, a text read both ways: recordings, padding, masked tokens, questions, refusals."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from torch.testing import assert_close
 
 import crate_interp as ci
 import family_reference
 from conftest import FIXTURES, make_lm, refuses, same_model
+from crate_interp.models.text.tokenizer import build
 from test_families import POINTS
 
 FILE = FIXTURES / "crate_bert" / "model_steps_100.pt"
@@ -159,6 +165,22 @@ def test_concentration_is_of_the_masked_token_that_all_samples_share(bert):
     assert whole["share"].tolist() == pytest.approx([1.0] * len(whole), abs=1e-4)
     labels[0, 2] = 5
     refuses("the same in all", lambda: ci.circuits.concentration(model, (tokens, labels), **SHORT))
+
+
+def test_a_text_begins_with_cls_and_ends_with_sep():
+    core = Tokenizer(WordLevel({"[UNK]": 0, "a": 1, "dog": 2}, "[UNK]"))
+    core.pre_tokenizer = Whitespace()
+    core.add_special_tokens(["[CLS]", "[SEP]", "[PAD]"])
+    model, many = make_lm("crate-bert"), "dog " * 20
+    model.tokenizer = build(json.loads(core.to_str()))
+    assert model.to_tokens(["a dog", "a"]).tolist() == [[3, 1, 2, 4], [3, 1, 4, 5]]
+    assert model.to_tokens("a", prepend_bos=False).tolist() == [[1]]
+    with pytest.warns(UserWarning, match="is cut to n_ctx"):
+        assert model.to_tokens(many).tolist() == [[3, *[2] * (model.cfg.n_ctx - 2), 4]]
+    assert model.windows(["a dog", many])[0].tolist()[:5] == [3, 1, 2, 4, 2]
+    other = make_lm("crate-bert", attention_mask="causal")
+    other.tokenizer = model.tokenizer
+    assert other.to_tokens("a dog").tolist() == [[3, 1, 2]]
 
 
 @pytest.mark.parametrize("name", ["attention_mask", "token_type_ids"])

@@ -107,14 +107,14 @@ def measured(kind: str, seed: int) -> list[list]:
     probes: Any = [rates, "frames", "sparsity"]
     for words, model in ((", untrained", make(kind, seed)), ("", trained(kind, seed))):
         key = (f"{kind}{words}", seed)
-        with torch.no_grad():
-            rows.append(["loss", *key, 0, float(loss_of(model, windows, draws(0, 0)))])
         swept: Any = ci.sweep(model, windows, probes=probes, controls=0, **less).layers()
         for row in swept[(swept["probe"] + "." + swept["statistic"]).isin(WANTED)].itertuples():
             rows.append([WANTED[f"{row.probe}.{row.statistic}"], *key, row.layer, row.mean])
-        audit: Any = ci.audit(model, windows, untrained=1, grid=False, **less).claims()
-        for row in audit.itertuples():
-            rows.append([f"audit, {row.claim}", *key, row.layer, [*VERDICTS].index(row.verdict)])
+    with torch.no_grad():
+        rows.append(["loss", kind, seed, 0, float(loss_of(model, windows, draws(0, 0)))])
+    audit: Any = ci.audit(model, windows, untrained=1, grid=False, **less).claims()
+    for row in audit.itertuples():
+        rows.append([f"audit, {row.claim}", kind, seed, row.layer, [*VERDICTS].index(row.verdict)])
     data: Any = windows
     if not model.cfg.causal:  # one masked token half-way, instead of the next token
         hidden = torch.arange(N_CTX) == N_CTX // 2

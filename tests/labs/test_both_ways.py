@@ -1,7 +1,5 @@
 """Text read both ways: what both kinds share, what is hidden from which, and the lab as a whole."""
 
-import both_ways as lab_of
-import lab
 import numpy as np
 import pytest
 import torch
@@ -26,17 +24,3 @@ def test_a_loss_is_of_a_seventh_of_the_tokens_and_masks_most_of_them(kind, monke
     share = 0.0 if kind == "causal" else 0.15 * 31 / 32
     assert masked == pytest.approx(0.8 * share, abs=0.01)
     assert other == pytest.approx(0.9 * share, abs=0.01)
-
-
-@pytest.mark.slow
-def test_the_lab_as_a_whole_on_networks_that_were_not_trained(tmp_path, monkeypatch):
-    def loud(kind, seed):
-        model = make(kind, seed)
-        model.embed.weight.data *= 20  # so that answers differ
-        return model
-
-    monkeypatch.setattr(lab_of, "trained", loud)
-    monkeypatch.setattr(lab_of, "SEEDS", {"quick": (1, 2)})
-    found = lab_of.run("quick", lab.Steps(tmp_path))
-    assert len(found.table()) == 6 and not found.table()["ours"].isna().any()
-    assert lab_of.draw(found).axes

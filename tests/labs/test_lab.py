@@ -87,6 +87,7 @@ YES, NO = "supported", "not supported"
 # lab -> (what makes it smaller still, number of claims or None, the answers known before)
 LABS = {
     "aot_denoising": ({}, 6, [YES, NO, YES, NO, NO, YES]),
+    "both_ways": ({"SEEDS": {"quick": (1, 2)}, "STEPS": 60}, 6, []),
     "costs": ({}, None, [YES]),
     "denoising": ({}, None, [YES, YES]),
     "group_sparse": ({"ITERATIONS": 100}, 6, []),
