@@ -106,9 +106,6 @@ def test_the_loss_is_that_of_masked_tokens_at_their_own_place(bert):
 def test_questions_run_or_say_why_not(bert):
     model, tokens, labels = bert
     cache = model.run_with_cache(tokens)[1]
-    for verb in (ci.sweep, ci.audit, ci.atlas, ci.surgery, ci.unroll):
-        less = dict(untrained=1, grid=False) if verb is ci.audit else {}
-        assert len(verb(model, (tokens, labels), **less, **SHORT).table())
     graph = ci.graph(model, tokens[0], position=2)
     assert " at token 2" in str(graph) and {*graph.table("nodes")["pos"]} - {0, 1, 2}
     lens = cache.logit_lens().values
@@ -133,19 +130,15 @@ def test_the_same_network_with_a_causal_mask_answers_the_next_token(bert, tmp_pa
     model, tokens, _ = bert
     causal = make_lm("crate-bert", attention_mask="causal").requires_grad_(False)
     later = torch.ones(11, 11).triu(1).bool()
-    points = [f"blocks.{layer}.attn.hook_attn_scores" for layer in range(model.cfg.n_layers)]
-    hooks = [
-        (point, lambda scores, hook: scores.masked_fill(later, -torch.inf)) for point in points
-    ]
-    logits = model.run_with_hooks(tokens, fwd_hooks=hooks)
+    cut = (lambda name: "attn_scores" in name, lambda x, hook: x.masked_fill(later, -torch.inf))
+    logits = model.run_with_hooks(tokens, fwd_hooks=[cut])
     assert_close(causal(tokens), logits, **CLOSE)
     each = -logits[:, :-1].log_softmax(-1).gather(2, tokens[:, 1:, None])
     assert_close(causal(tokens, "loss"), each.mean(), **CLOSE)
     causal.save_pretrained(tmp_path / "saved")
     assert ci.load(tmp_path / "saved").cfg.causal and not model.cfg.causal
-    assert ci.ablate_heads(causal, tokens, **SHORT).table()["base"][0] == pytest.approx(
-        float(each.mean()), rel=1e-5
-    )
+    base = ci.ablate_heads(causal, tokens, **SHORT).table()["base"][0]
+    assert base == pytest.approx(float(each.mean()), rel=1e-5)
     for verb in (ci.audit, ci.surgery, ci.unroll):
         less = dict(untrained=1, grid=False) if verb is ci.audit else {}
         assert len(verb(causal, tokens, **less, **SHORT).table())
@@ -178,9 +171,6 @@ def test_a_text_begins_with_cls_and_ends_with_sep():
     with pytest.warns(UserWarning, match="is cut to n_ctx"):
         assert model.to_tokens(many).tolist() == [[3, *[2] * (model.cfg.n_ctx - 2), 4]]
     assert model.windows(["a dog", many])[0].tolist()[:5] == [3, 1, 2, 4, 2]
-    other = make_lm("crate-bert", attention_mask="causal")
-    other.tokenizer = model.tokenizer
-    assert other.to_tokens("a dog").tolist() == [[3, 1, 2]]
 
 
 @pytest.mark.parametrize("name", ["attention_mask", "token_type_ids"])

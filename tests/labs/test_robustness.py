@@ -16,10 +16,9 @@ def test_pgd_stays_near_the_picture_and_raises_the_loss_more_than_noise(kind, ep
         assert (changed - x).abs().max() <= eps + 1e-4
         assert changed.min() >= 0 and changed.max() <= 255
     with torch.no_grad():
-        loss = [
-            F.cross_entropy(logits(model, y), labels) for y in (x, done[f"noise {eps}"], attacked)
-        ]
-    assert loss[2] > loss[1] and loss[2] > loss[0] + 0.3
+        every = (x, done[f"noise {eps}"], attacked)
+        clean, noisy, worst = (F.cross_entropy(logits(model, y), labels) for y in every)
+    assert worst > noisy and worst > clean + 0.3
 
 
 def test_a_shift_blurs_or_changes_the_ground_alone():
