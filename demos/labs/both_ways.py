@@ -45,7 +45,7 @@ SHOWN = {  # rule -> quantity, what stands beside it, and what it is
     "subspace_rate": ("R^c", ", untrained", "R^c of LN(Z) after it (nats)"),
     "compresses": ("change", ", untrained", "attention adds to R^c (nats)"),
     "zeros": ("zeros", ", untrained", "zeros in the code (share)"),
-    "carried": ("carried", ", rotated", f"{NODES} codes carry of an answer (share)"),
+    "carried": ("carried", ", rotated", f"{NODES} codes carry (share)"),
 }
 WANTED = {"compression.rate_post": "R", "compression.subspace_rate_post": "R^c"}
 WANTED |= {"frames.change_unit": "change", "sparsity.zero_fraction": "zeros"}
@@ -154,9 +154,8 @@ def run(form: str, steps: Steps) -> LabResult:
         cases = {"difference": ends_of(found), f"beyond{beside[1:]}": ends_of(found - other)}
         claims.append(claim(f"both_ways.{rule}", found, cases=cases, baseline=other.mean()))
     across, within = agreement(rows)
-    claims.append(claim("both_ways.audit", across - within, baseline=0.0, across=across.mean()))
-    losses = [values(rows, "loss", kind).mean() for kind in KINDS]
-    return result("both_ways", form, claims, rows, losses=losses, across=across.mean())
+    claims.append(claim("both_ways.audit", across - within, baseline=0.0))
+    return result("both_ways", form, claims, rows)
 
 
 def draw(found: LabResult) -> Any:
@@ -164,11 +163,11 @@ def draw(found: LabResult) -> Any:
     figure, axes = panels(len(SHOWN), size=(14, 3.6))
     for axis, (name, beside, words) in zip(axes, SHOWN.values(), strict=True):
         for at, kind in enumerate(KINDS):
-            for more, style in (("", "o-"), (beside, "--")):
-                label = f"{kind}{more}"
-                curve(axis, found.numbers(name, setting=label), style, label=label, color=f"C{at}")
-        tidy(axis, xlabel="layer", title=words, xticks=range(LAYERS))
-    return titled(figure, found)
+            for more, style, label in (("", "o-", kind), (beside, "--", None)):
+                rows = found.numbers(name, setting=f"{kind}{more}")
+                curve(axis, rows, style, label=label, color=f"C{at}")
+        tidy(axis, legend=0, xlabel="layer", title=words, xticks=range(LAYERS))
+    return titled(figure, found, below=axes[0])
 
 
 if __name__ == "__main__":
