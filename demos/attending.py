@@ -15,6 +15,18 @@ SELF_LOGIT = 2.5  # of a token with itself: what the official initialisation giv
 EVEN, ROWS = 0.8, 6  # heads more even than this cost; on so many windows of a batch
 
 
+def positions(model: HookedCrateLM) -> torch.Tensor:
+    """Returns positions that are waves, as large as the official ones, [n_ctx, d_model]."""
+    slow = torch.linspace(0, math.log(model.cfg.n_ctx / 2), model.cfg.d_model // 2)
+    angles = torch.arange(model.cfg.n_ctx)[:, None] * math.pi * torch.exp(-slow)
+    return 0.02 * math.sqrt(2) * torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+def self_scale(model: HookedCrateLM) -> float:
+    """Returns how much wider than the official one U is if a token's own logit is SELF_LOGIT."""
+    return math.sqrt(SELF_LOGIT / (model.cfg.d_model * math.sqrt(model.cfg.d_head))) / 0.02
+
+
 @torch.no_grad()
 def start(model: HookedCrateLM) -> None:
     """Replaces the start of the positions, of U, of the output maps and of the dictionaries.
@@ -24,12 +36,8 @@ def start(model: HookedCrateLM) -> None:
     dictionary is [W, -W] with W W^T = 1: two steps on it are nearly the identity, and what a token
     is reaches the last layer.
     """
-    width = model.cfg.d_model
-    slow = torch.linspace(0, math.log(model.cfg.n_ctx / 2), width // 2)
-    angles = torch.arange(model.cfg.n_ctx)[:, None] * math.pi * torch.exp(-slow)
-    waves = torch.cat([angles.sin(), angles.cos()], dim=1)
-    model.pos_embed.copy_(0.02 * math.sqrt(2) * waves)
-    wider = math.sqrt(SELF_LOGIT / (width * math.sqrt(model.cfg.d_head))) / 0.02
+    width, wider = model.cfg.d_model, self_scale(model)
+    model.pos_embed.copy_(positions(model))
     blocks: Any = model.blocks
     for block in blocks:
         block.attn.u_proj.weight.mul_(wider)

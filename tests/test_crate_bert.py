@@ -1,13 +1,19 @@
 """CRATE-BERT, a text read both ways: recordings, padding, masked tokens, questions, refusals."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from torch.testing import assert_close
 
 import crate_interp as ci
 import family_reference
 from conftest import FIXTURES, make_lm, refuses, same_model
+from crate_interp.models.text.tokenizer import build
 from test_families import POINTS
 
 FILE = FIXTURES / "crate_bert" / "model_steps_100.pt"
@@ -100,9 +106,6 @@ def test_the_loss_is_that_of_masked_tokens_at_their_own_place(bert):
 def test_questions_run_or_say_why_not(bert):
     model, tokens, labels = bert
     cache = model.run_with_cache(tokens)[1]
-    for verb in (ci.sweep, ci.audit, ci.atlas, ci.surgery, ci.unroll):
-        less = dict(untrained=1, grid=False) if verb is ci.audit else {}
-        assert len(verb(model, (tokens, labels), **less, **SHORT).table())
     graph = ci.graph(model, tokens[0], position=2)
     assert " at token 2" in str(graph) and {*graph.table("nodes")["pos"]} - {0, 1, 2}
     lens = cache.logit_lens().values
@@ -121,6 +124,53 @@ def test_questions_run_or_say_why_not(bert):
         "the last norm needs": lambda: cache.apply_ln_to_stack(cache["resid_pre", 1][None]),
     }.items():
         refuses(words, call)
+
+
+def test_the_same_network_with_a_causal_mask_answers_the_next_token(bert, tmp_path):
+    model, tokens, _ = bert
+    causal = make_lm("crate-bert", attention_mask="causal").requires_grad_(False)
+    later = torch.ones(11, 11).triu(1).bool()
+    cut = (lambda name: "attn_scores" in name, lambda x, hook: x.masked_fill(later, -torch.inf))
+    logits = model.run_with_hooks(tokens, fwd_hooks=[cut])
+    assert_close(causal(tokens), logits, **CLOSE)
+    each = -logits[:, :-1].log_softmax(-1).gather(2, tokens[:, 1:, None])
+    assert_close(causal(tokens, "loss"), each.mean(), **CLOSE)
+    causal.save_pretrained(tmp_path / "saved")
+    assert ci.load(tmp_path / "saved").cfg.causal and not model.cfg.causal
+    base = ci.ablate_heads(causal, tokens, **SHORT).table()["base"][0]
+    assert base == pytest.approx(float(each.mean()), rel=1e-5)
+    for verb in (ci.audit, ci.surgery, ci.unroll):
+        less = dict(untrained=1, grid=False) if verb is ci.audit else {}
+        assert len(verb(causal, tokens, **less, **SHORT).table())
+    assert " after token" in str(ci.graph(causal, tokens[0]))
+
+
+def test_concentration_is_of_the_masked_token_that_all_samples_share(bert):
+    model, tokens, labels = bert
+    labels = labels.masked_fill(torch.arange(11) != 7, -100)
+    found = ci.circuits.concentration(model, (tokens, labels), k=[2, 10**6], untrained=0, **SHORT)
+    pairs, whole = found.table("pairs"), found.table("shares").query("k > 2")
+    answers = model(tokens)[:, 7]
+    assert pairs["answer"].tolist() == answers.argmax(-1).tolist()
+    own, other = (answers.gather(1, torch.tensor(pairs[[name]].to_numpy()))[:, 0]
+                  for name in ("answer", "donor_answer"))  # fmt: skip
+    assert_close(torch.tensor(pairs["gap"].to_numpy()).float(), own - other, **CLOSE)
+    assert whole["share"].tolist() == pytest.approx([1.0] * len(whole), abs=1e-4)
+    labels[0, 2] = 5
+    refuses("the same in all", lambda: ci.circuits.concentration(model, (tokens, labels), **SHORT))
+
+
+def test_a_text_begins_with_cls_and_ends_with_sep():
+    core = Tokenizer(WordLevel({"[UNK]": 0, "a": 1, "dog": 2}, "[UNK]"))
+    core.pre_tokenizer = Whitespace()
+    core.add_special_tokens(["[CLS]", "[SEP]", "[PAD]"])
+    model, many = make_lm("crate-bert"), "dog " * 20
+    model.tokenizer = build(json.loads(core.to_str()))
+    assert model.to_tokens(["a dog", "a"]).tolist() == [[3, 1, 2, 4], [3, 1, 4, 5]]
+    assert model.to_tokens("a", prepend_bos=False).tolist() == [[1]]
+    with pytest.warns(UserWarning, match="is cut to n_ctx"):
+        assert model.to_tokens(many).tolist() == [[3, *[2] * (model.cfg.n_ctx - 2), 4]]
+    assert model.windows(["a dog", many])[0].tolist()[:5] == [3, 1, 2, 4, 2]
 
 
 @pytest.mark.parametrize("name", ["attention_mask", "token_type_ids"])

@@ -22,7 +22,7 @@ from crate_interp.models.hook_points import check_atoms, check_causal
 from crate_interp.models.hooked import HookedModel, check_gradients
 from crate_interp.models.runtimes import with_weights
 from crate_interp.questions import edited_runs
-from crate_interp.questions.answers import check_logits
+from crate_interp.questions.answers import IGNORED, check_logits, loss_on
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk, Reading, check_one_length
 from crate_interp.questions.edited_runs import every_entry, joined, pieces
@@ -55,8 +55,9 @@ def concentration(
     A node is a (token, coordinate) of the code of one sample. Each sample is paired with a donor:
     the next sample in the data that the model answers otherwise (after the last sample comes the
     first). The answer is the class with the highest logit; for a text, the next token after the
-    window. The gap is the logit of the sample's answer minus that of the donor's answer. At each
-    layer the k nodes with the largest first-order effect, minus the gradient of the gap times
+    window; for a text that is read both ways, the token at its masked place, the same place in
+    all samples. The gap is the logit of the sample's answer minus that of the donor's answer. At
+    each layer the k nodes with the largest first-order effect, minus the gradient of the gap times
     (donor - own), take the donor's values, and the model runs on from there. The share is `sum(gap
     - gap of the swapped run) / sum(gap - gap of the donor)` over pairs: a ratio of sums, so that
     pairs with a small gap cannot upset it. A pair may overshoot. So what nodes carry is `1 - sum
@@ -74,7 +75,7 @@ def concentration(
 
     Args:
         model: A hooked model with logits.
-        data: As in `ci.sweep`.
+        data: As in `ci.sweep`; of crate-bert `(tokens, labels)`, with one label a sample.
         k: How many nodes to swap: a list of numbers, each measured.
         point: code (mlp.hook_post), or stream (hook_resid_post), whose native axes are those of the
             residual stream. In families whose code is the stream, such as crate, both are the same.
@@ -106,6 +107,7 @@ class Concentrate(Question):
     point: str
     rotations: int
     untrained: int = field(repr=False)
+    place: int = field(default=-1, repr=False)  # of the token that is the answer to a text
     result = Concentration
 
     def settled(self, model: HookedModel, samples: Samples) -> "Concentrate":
@@ -119,10 +121,14 @@ class Concentrate(Question):
         if self.point == "code":
             check_atoms(model.cfg, "point='code'")
         check_logits(model, "concentration")
-        check_causal(model.cfg, "concentration")
+        place = -1 if samples.answers is None else masked_place(samples.answers)
+        if samples.answers is None:
+            check_causal(model.cfg, "concentration")
+        else:
+            loss_on(model, samples)  # a causal model takes no labels
         check_gradients("concentration", model)
         check_one_length(samples, "concentration")
-        return replace(self, k=counts)
+        return replace(self, k=counts, place=place)
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
         """Returns what run.json and meta record of the question."""
@@ -131,11 +137,12 @@ class Concentrate(Question):
 
     def plan(self, run: Experiment) -> Plan:
         """Yields the passes, and returns the tables of the result."""
-        answers = yield Pass("answers", _answers, {"answers": by("sample")})
+        asked = partial(_answers, place=self.place)
+        answers = yield Pass("answers", asked, {"answers": by("sample")})
         pairs = with_donors(answers["answers"])
         # a code that is the stream is swapped there, so that the runs begin at the next layer
         point = _STREAM if run.model.cfg.sparse_step in SQUARE_STEPS else POINTS[self.point]
-        measure = partial(_of_chunk, point=point, k=self.k, rotations=self.rotations, pairs=pairs)
+        measure = partial(_of_chunk, point=point, question=self, pairs=pairs)
         own = Pass("swaps", measure, Concentration.OF_A_NETWORK)
         most = run.samples.start + SAMPLES
         twins = copies(own, self.untrained, "untrained", twin, run.samples, most)
@@ -146,14 +153,14 @@ class Concentrate(Question):
         return tables
 
 
-def _answers(chunk: Chunk) -> Tables:
+def _answers(chunk: Chunk, place: int) -> Tables:
     """Returns the table "answers": sample, answer."""
     parts: list[pd.DataFrame] = []
     with torch.no_grad():
         for batch in chunk.batches():
             numbers = range(batch.start, batch.last + 1)
             for inputs, own in pieces(chunk.model, batch.inputs, numbers):
-                answers = last_logits(chunk.model(inputs)).argmax(dim=-1)
+                answers = logits_at(chunk.model(inputs), place).argmax(dim=-1)
                 parts.append(every_entry("answer", answers.cpu(), sample=own))
     return joined({"answers": parts})
 
@@ -173,18 +180,16 @@ def with_donors(answers: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(answers.assign(**donors)[["sample", "donor", "answer", "donor_answer"]])
 
 
-def _of_chunk(
-    chunk: Chunk, point: str, k: Sequence[int], rotations: int, pairs: pd.DataFrame
-) -> Tables:
+def _of_chunk(chunk: Chunk, point: str, question: Concentrate, pairs: pd.DataFrame) -> Tables:
     """Returns the tables "pairs", "swaps" and "points". pairs: the table of `with_donors`."""
     if "bases" not in chunk.once:
         first = pairs["sample"].to_numpy()[:_PCA_SAMPLES]
-        chunk.once["bases"], chunk.once["points"] = _bases(chunk, point, first, rotations)
+        chunk.once["bases"], chunk.once["points"] = _bases(chunk, point, first, question.rotations)
     known, parts = pairs.set_index("sample", drop=False), {"pairs": [], "swaps": []}
     for batch in chunk.batches():
         for inputs, own in pieces(chunk.model, batch.inputs, range(batch.start, batch.last + 1)):
             rows = known.loc[own].reset_index(drop=True)
-            gaps, moved = _of_pairs(chunk, point, k, inputs, rows)
+            gaps, moved = _of_pairs(chunk, point, question, inputs, rows)
             parts["pairs"].append(rows.assign(**gaps))
             parts["swaps"].append(moved)
     tables = joined(parts)
@@ -236,7 +241,7 @@ def _read(chunk: Chunk, numbers: np.ndarray) -> Tensor:
 
 
 def _of_pairs(
-    chunk: Chunk, point: str, counts: Sequence[int], inputs: Tensor, rows: pd.DataFrame
+    chunk: Chunk, point: str, question: Concentrate, inputs: Tensor, rows: pd.DataFrame
 ) -> tuple[dict[str, np.ndarray], pd.DataFrame]:
     """Returns the gaps of some samples and of their donors, and their rows of the table "swaps".
 
@@ -244,6 +249,7 @@ def _of_pairs(
     codes of both.
     """
     model, cfg, n = chunk.model, chunk.model.cfg, len(inputs)
+    place, counts = question.place, question.k
     classes = torch.tensor(rows[["answer", "donor_answer"]].to_numpy(), device=cfg.device)
     further = np.setdiff1d(rows["donor"], rows["sample"])
     known = torch.cat([inputs, _read(chunk, further)]) if len(further) else inputs
@@ -257,11 +263,11 @@ def _of_pairs(
     notes = [(full_name("hook_resid_pre", layer), note) for layer in layers]
     with torch.enable_grad():
         logits, codes = edited_runs.with_gradients(model, known, names, notes)
-        gap = _gap(logits[:n], classes)
+        gap = _gap(logits[:n], classes, place)
         gradients = torch.autograd.grad(gap.sum(), [*codes.values()])
     gap, moved = gap.detach(), []
     with torch.no_grad():
-        donor_gap = _gap(logits[donors], classes)
+        donor_gap = _gap(logits[donors], classes, place)
         towards = (gap - donor_gap).sign()[:, None, None]
         for layer, name in enumerate(names):
             code, down = codes[name], -gradients[layer][:n] * towards.to(codes[name].dtype)
@@ -272,7 +278,7 @@ def _of_pairs(
                     else:
                         put = (name, lambda acts, hook, value=value: value)
                         logits = edited_runs.from_layer(model, layer, streams[layer], inputs, [put])
-                    moved.append((gap - _gap(logits, classes)).cpu().numpy())
+                    moved.append((gap - _gap(logits, classes, place)).cpu().numpy())
     gaps = {"gap": gap.cpu().numpy(), "donor_gap": donor_gap.cpu().numpy()}
     basis = [*chunk.once["bases"][0]]
     values = np.stack(moved, axis=1)
@@ -280,14 +286,24 @@ def _of_pairs(
     return gaps, every_entry("moved", values, sample=numbers, layer=layers, basis=basis, k=counts)
 
 
-def last_logits(logits: Float[Tensor, "batch *pos classes"]) -> Float[Tensor, "batch classes"]:
-    """Returns the logits of the answers; those of a window are the logits at its last token."""
-    return logits if logits.ndim == 2 else logits[:, -1]
+def masked_place(answers: Int[Tensor, "n pos"]) -> int:
+    """Returns the place of the labels; raises ValueError unless all samples have one, the same."""
+    places = (answers != IGNORED).nonzero()[:, 1]
+    if len(places) != len(answers) or len(places.unique()) != 1:
+        raise ValueError("concentration swaps token by token: mask one place, the same in all.")
+    return int(places[0])
 
 
-def _gap(logits: Tensor, classes: Int[Tensor, "batch 2"]) -> Float[Tensor, "batch"]:
+def logits_at(
+    logits: Float[Tensor, "batch *pos classes"], place: int = -1
+) -> Float[Tensor, "batch classes"]:
+    """Returns the logits of the answers; place: the token of a window at which they are read."""
+    return logits if logits.ndim == 2 else logits[:, place]
+
+
+def _gap(logits: Tensor, classes: Int[Tensor, "batch 2"], place: int) -> Float[Tensor, "batch"]:
     """Returns the logit of the own answer minus that of the donor's answer."""
-    both = last_logits(logits).double().gather(1, classes)
+    both = logits_at(logits, place).double().gather(1, classes)
     return both[:, 0] - both[:, 1]
 
 

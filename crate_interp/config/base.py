@@ -94,7 +94,7 @@ FIELDS: dict[str, Check] = {
     "n_ctx": _count, "d_vocab": _from_0, "bias": _flag, "window": _flag,
     "window_pattern": _window_letters, "softcap": checks.positive, "rotary_base": checks.positive,
     "tokenizer": _one_of("gpt2", "bert", "file"), "prepend_bos": _flag,
-    "attention_mask": _one_of("meant", "published"),
+    "attention_mask": _one_of("meant", "published", "causal"),
     "decoder_n_layers": _count, "decoder_n_heads": _count, "norm_pix_loss": _flag,
     "d_embed": _count, "text_d_model": _count, "text_n_layers": _count, "text_n_heads": _count,
     "pool": _one_of("cls", "mean"), "stem": _one_of("linear", "conv"), "class_layers": _from_0,

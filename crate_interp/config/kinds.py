@@ -213,7 +213,9 @@ class TextConfig(CrateConfig):
     "bert", or "file" for a tokenizer saved next to the weights; `prepend_bos`: whether the
     tokenizer's separator is put before texts. `d_embed` is the width of a text tower's output.
     `attention_mask` (crate-bert): "meant", every token reads all real tokens; or "published", as
-    the published code runs with its own data: real tokens are cut out, and padding is read.
+    the published code runs with its own data: real tokens are cut out, and padding is read. Or
+    "causal", for the same network with one mask more: a token reads none after it, so the network
+    answers the next token, and nothing else changes.
     """
 
     kind: ClassVar[str] = "text"
@@ -230,11 +232,17 @@ class TextConfig(CrateConfig):
     def _check_kind(self) -> None:
         self.check_given("n_ctx", "d_vocab")
         if self.attention_mask != "meant" and not self.segments:
-            raise ValueError("attention_mask='published' is for family 'crate-bert': leave it out.")
+            words = f"attention_mask={self.attention_mask!r} is for family 'crate-bert'"
+            raise ValueError(f"{words}: leave it out.")
         if self.rotary and self.d_head % 2:
             raise ValueError(f"d_head={self.d_head}: rotary positions need an even d_head.")
 
     segments = fact("segments", "How many segments of a text have an embedding.")
+
+    @property
+    def causal(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether a token sees only itself and the tokens before it."""
+        return self.facts.get("causal", False) or self.attention_mask == "causal"
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain JSON values; `attention_mask` where it has a meaning."""

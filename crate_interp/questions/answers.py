@@ -69,7 +69,7 @@ def loss_on(model: HookedModel, samples: Samples) -> Loss:
     Raises ValueError for windows of one token: they have no next token. A text that is read both
     ways needs the right tokens of masked places, `(tokens, labels)`, and only that text takes them.
     """
-    if not getattr(model.cfg, "segments", 0):
+    if model.cfg.kind != "text" or model.cfg.causal:
         if samples.answers is not None:
             raise ValueError("a causal model is scored on its next tokens: give tokens alone.")
     elif samples.answers is None or bool((samples.answers == IGNORED).all(dim=1).any()):

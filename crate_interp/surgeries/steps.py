@@ -83,7 +83,7 @@ def take_step(model: HookedModel, step: Step, layer: int, acts: Acts, eps: float
     block: Any = model.blocks[layer]
     own, visible = acts[step.point], None  # each token sees all
     acts = {**acts, MEANS: step.means[layer]} if step.means else acts
-    if model.cfg.facts.get("causal", False):
+    if model.cfg.causal:
         device = torch.device(model.cfg.device)
         visible = contexts(model.cfg, own.shape[1], None, device)[layer].mask
     with torch.no_grad():

@@ -310,7 +310,7 @@ def _attention(
     """Returns what the steps add to the stream, and R^c of the stream after them."""
     block: Any = model.blocks[layer]
     context = None
-    if model.cfg.facts.get("causal", False):
+    if model.cfg.causal:
         context = contexts(model.cfg, z.shape[1], None, z.device)[layer]
     end = z
     for _ in range(case.steps):

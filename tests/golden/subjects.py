@@ -20,7 +20,7 @@ EMBEDDED = {
     "induction": ("crate-tiny-induction", "repeats"),
     "gpt-induction": ("gpt-tiny-induction", "repeats"),
 }
-TEXT = ("crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate", "tost-lm")
+TEXT = ("crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate", "tost-lm", "crate-bert")
 PICTURES = ("crate", "crate-alpha", "crate mean", *MEMBERS)
 TINY = (*PICTURES, *TEXT)
 BRIDGED = ("vit", "gpt2")
@@ -35,8 +35,9 @@ def subject(name: str) -> tuple[Any, Any]:
         return ci.load(model), f"embedded:{data}"
     random = torch.Generator().manual_seed(5)
     if name in TEXT:
-        model = make_lm(name)
-        return model, torch.randint(47, (N, 11), generator=random)
+        tokens, masked = torch.randint(47, (N, 11), generator=random), torch.arange(11) == 5
+        both = (tokens.where(~masked, 3), tokens.where(masked, -100))
+        return make_lm(name), both if name == "crate-bert" else tokens
     if name in ("clipa", "crate-mae"):
         model = make_clip() if name == "clipa" else make_mae()
         return model, torch.randn(N, 3, 6, 20, generator=random)
@@ -66,6 +67,7 @@ def inputs(name: str, n: int = 3) -> torch.Tensor:
         return torch.tensor(rows["input_ids"]) if "input_ids" in rows else windows(model, rows, n)
     if name == "masks":
         return model.preprocess(data[:n]["image"])
+    data = data[0] if isinstance(data, tuple) else data
     return (data["image"] if isinstance(data, dict) else data)[:n]
 
 

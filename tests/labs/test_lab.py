@@ -3,6 +3,7 @@
 import math
 from importlib import import_module
 
+import both_ways
 import lab
 import numpy as np
 import pytest
@@ -69,10 +70,18 @@ def test_steps_are_done_once_and_belong_to_their_settings(tmp_path):
     assert lab.Steps(None).do("one", lambda: (3,)) == [3]
 
 
+def loud_network(kind, seed):
+    """A network of both_ways that was not trained, and whose answers differ."""
+    model = both_ways.make(kind, seed)
+    model.embed.weight.data *= 20
+    return model
+
+
 YES, NO = "supported", "not supported"
 # lab -> (what makes it smaller still, number of claims or None, the answers known before)
 LABS = {
     "aot_denoising": ({}, 6, [YES, NO, YES, NO, NO, YES]),
+    "both_ways": ({"SEEDS": {"quick": (1, 2)}, "trained": loud_network}, 6, []),
     "costs": ({}, None, [YES]),
     "denoising": ({}, None, [YES, YES]),
     "group_sparse": ({"ITERATIONS": 100}, 6, []),
@@ -85,6 +94,7 @@ LABS = {
     "norm_ladder": ({"STEPS": {"quick": 3}, "SCALES": {"quick": (0.02,)}}, 8, [YES, YES, YES]),
     "random_walk": ({"CERTAIN_SEEDS": 3, "SEEDS": {"quick": 2}}, None, []),
     "reconstruction": ({}, None, [YES]),
+    "robustness": ({"COUNT": {"quick": 9}}, 5, []),
     "scan_and_snap": ({"ITERATIONS": 600}, 3, []),
     "sparsity_ablation": ({}, 7, []),
     "srr_regularizer": ({"STEPS": {"quick": 7}}, 4, []),

@@ -225,8 +225,9 @@ class AttributionGraph(Result):
         claims["what is needed"] = needed and rest < FAITHFUL
         left = "nothing" if rest <= 0 else "all" if rest >= 1 else f"{100 * rest:.0f}\u00a0%"
         better = " and ".join(words for words, holds in claims.items() if holds)
-        word = "after" if FAMILIES[self.meta["config"]["family"]].get("causal") else "at"
-        where = "" if target["position"] is None else f" {word} token {target['position']}"
+        cfg, at = self.meta["config"], target["position"]
+        after = FAMILIES[cfg["family"]].get("causal") or cfg.get("attention_mask") == "causal"
+        where = "" if at is None else f" {'after' if after else 'at'} token {at}"
         begin = f"{plain(self.meta['model'] or 'The model')}{where}: {self.question}:"
         if target["answer"] == self.top:
             begin = f"{plain(self.meta['model'] or 'The model')} answers {self.answer}{where},"

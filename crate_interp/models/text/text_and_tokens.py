@@ -28,7 +28,8 @@ class TextMixin:
     """Turns text into tokens and back. The model must have `cfg`, and may have a tokenizer.
 
     prepend_bos: whether the separator token comes first; None follows the training (True for
-    nanochat-crate and crate-tiny-lm, False for CRATE-LM and its baseline). Text never becomes a
+    nanochat-crate and crate-tiny-lm, False for CRATE-LM and its baseline). A text of CRATE-BERT
+    with [CLS] before it has [SEP] after it, as in its training. Text never becomes a
     special token: "<|endoftext|>" in a text becomes a few ordinary tokens, with a warning. To put
     the special token there, give token ids.
     """
@@ -123,7 +124,8 @@ class TextMixin:
                 "model takes. To read a whole text, cut it into parts with ci.data.open_text.",
                 stacklevel=3,
             )
-            rows = [row[:n_ctx] for row in rows]
+            end = self._end(prepend_bos)  # stays
+            rows = [row[: n_ctx - len(end)] + end if len(row) > n_ctx else row for row in rows]
         if len({len(row) for row in rows}) == 1:
             return torch.tensor(rows, dtype=torch.long), None
         side: Any = padding_side or getattr(self._tokenizer(), "padding_side", "right")
@@ -142,7 +144,8 @@ class TextMixin:
 
         The last window is dropped if it is short. If the model was trained with the separator
         before each window (`cfg.prepend_bos`), a window is the separator followed by n_ctx - 1
-        tokens. There is no padding. Raises ValueError if the texts do not fill one window, and for
+        tokens. CRATE-BERT has [SEP] between texts, and none at the end of a window that is cut.
+        There is no padding. Raises ValueError if the texts do not fill one window, and for
         several texts with a tokenizer that has no separator.
         """
         return stacked(self.window_rows(texts), self.cfg.n_ctx).to(self.cfg.device)
@@ -150,8 +153,9 @@ class TextMixin:
     def window_rows(self, texts: Iterable[str]) -> Iterator[list[int]]:
         """Yields the rows of `windows` one by one, as the texts are read."""
         bos = separator(self._tokenizer())
+        between = next(iter(self._end(True)), bos)
         ids = (self._encode(text, prepend_bos=False) if text else [] for text in texts)
-        return rows_of(ids, self.cfg.n_ctx, bos, bos if self.cfg.prepend_bos else None)
+        return rows_of(ids, self.cfg.n_ctx, between, bos if self.cfg.prepend_bos else None)
 
     def _encode(self, text: Any, prepend_bos: bool | None) -> list[int]:
         if not isinstance(text, str):
@@ -170,7 +174,15 @@ class TextMixin:
         ids = ([] if first is None else [first]) + tokenizers.encode(tokenizer, text)
         if not ids:
             raise ValueError("the text is empty: it has no tokens.")
-        return ids
+        return ids + self._end(prepend_bos)
+
+    def _end(self, prepend_bos: bool | None) -> list[int]:
+        """Returns what ends a text that the separator begins: [SEP] in CRATE-BERT."""
+        if self.cfg.causal or not getattr(self.cfg, "segments", 0):
+            return []
+        wanted = self.cfg.prepend_bos if prepend_bos is None else prepend_bos
+        last = getattr(self._tokenizer(), "sep_token_id", None)
+        return [last] if wanted and last is not None else []
 
     def _read(
         self,
