@@ -50,8 +50,8 @@ def test_few_public_parameters_are_any():
 
 
 ROOT = Path(__file__).parent.parent
-CODE, TESTS, DEMOS = 30_033, 32_312, 14_858
-FILES, FUNCTIONS = 220, 2_565  # of the library
+CODE, TESTS, DEMOS = 30_058, 32_427, 15_173
+FILES, FUNCTIONS = 220, 2_568  # of the library
 
 
 def lines(folder):
