@@ -89,7 +89,7 @@ LABS = {
     "aot_denoising": ({}, 6, [YES, NO, YES, NO, NO, YES]),
     "costs": ({}, None, [YES]),
     "denoising": ({}, None, [YES, YES]),
-    "group_sparse": ({"ITERATIONS": 100}, 6, []),
+    "group_sparse": ({"ITERATIONS": 100, "WIDTHS": (4, 6)}, 9, []),
     "joma_entropy": ({"COUNT": {"quick": 5}}, 1, []),
     "joma_tree": ({"SEEDS": 2, "ITERATIONS": {"quick": 20}}, 4, []),
     "max_margin": ({"ITERATIONS": 200}, 3, []),

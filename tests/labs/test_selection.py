@@ -40,6 +40,29 @@ def test_attention_is_the_sum_over_queries():
     assert_close(f, torch.stack(by_hand))
 
 
+def test_a_margin_moves_the_chosen_group_alone():
+    direction, args = torch.tensor([0.6, 0.8]).double(), (5, torch.Generator())
+    (near, labels), (far, same) = (
+        samples(13, direction, args[0], args[1].manual_seed(2), margin) for margin in (0.0, 0.5)
+    )
+    assert torch.equal(labels, same)
+    reached = labels * (far[:, group_sparse.CHOSEN, :2] @ direction)
+    assert reached.min() > 0.5 and (far - near).abs().sum(dim=(0, 2)).count_nonzero() == 1
+
+
+def test_the_best_rate_is_that_of_the_other_seeds(monkeypatch):
+    monkeypatch.setattr(group_sparse, "RATES", (1.0, 2.0))
+    errors = {0: ([0.5, 0.0], [0.5, 0.4], [0.5, 0.3]), 1: ([0.5, 0.3], [0.5, 0.1], [0.5, 0.2])}
+    rows = [
+        [f"{name}, {rate}", "d = D = 3", seed, at * 4, error]
+        for name in group_sparse.LEARNERS for rate, seeds in errors.items()
+        for seed, curve in enumerate(seeds) for at, error in enumerate(curve)
+    ]  # fmt: skip
+    found = group_sparse.at_best_rate(rows, 3)
+    needs = [row[4] for row in found if row[0] == f"samples, {group_sparse.ZERO}"]
+    assert needs == [8, 8, 8]  # 4 would be seed 0 at its own best, seed 1 at rate 2
+
+
 def drawn_problem(samples, seed=0):
     return problem(samples, torch.Generator().manual_seed(seed))
 
