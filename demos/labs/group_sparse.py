@@ -31,8 +31,7 @@ SIZES = ((500, 4, 6), (200, 2, 4))  # n, d, D
 CHOSEN = 1  # j*, from 0
 RATE, ITERATIONS = 0.1, 2000
 SEEDS = {"quick": 2, "full": 12}
-FRESH, EVERY = 4000, 50  # samples of the test; iterations between numbers
-TESTS = 1000  # of the downstream task
+FRESH, TESTS, EVERY = 4000, 1000, 50  # samples of both tests; iterations between numbers
 FORMS = ("sample", "fresh")
 WIDTHS, MARGIN, ERROR = (6, 8, 12, 16), 0.5, 0.1  # m = d = D; of the downstream task
 RATES = (0.25, 1.0, 4.0, 16.0)  # over the squared length of what v multiplies
