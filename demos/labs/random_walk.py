@@ -41,8 +41,6 @@ SEEN = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)  # iterations at which numb
 SHORT, LONG = 50, 400  # iterations of the naive and of the grouped form
 SCALE, LATER = 0.01, (1000, 2000)  # of random weights; iterations: the published, and twice those
 STARTS = {"random": (0.5, 1), "zero": (1,)}  # with tokens of length 1, and p
-
-
 M = 1000
 LENGTH = (M + 1) / 2  # |p_i|^2
 EPS = 0.1

@@ -194,9 +194,10 @@ def test_a_bounce_is_not_negative_and_sees_no_offset(values, offset):
     assert bounce(curve[::-1]) == bounce(curve)
 
 
-def test_measured_is_the_cache_and_the_weights():
-    model = ci.load("crate-tiny-induction", revision="step-0")
-    tokens = joma_entropy.inputs("crate-tiny-induction", 3, model)
+@pytest.mark.parametrize(("kind", "lower"), [("crate", "D"), ("gpt", "fc_in.weight")])
+def test_measured_is_the_cache_and_the_weights(kind, lower):
+    model = ci.load(f"{kind}-tiny-induction", revision="step-0")
+    tokens = joma_entropy.inputs(f"{kind}-tiny-induction", 3, model)
     assert tokens.shape == (3, 49)
     entropy, ranks = measured(model, tokens)
     with torch.no_grad():
@@ -205,7 +206,7 @@ def test_measured_is_the_cache_and_the_weights():
         pattern = cache[f"blocks.{layer}.attn.hook_pattern"]
         by_hand = attention_entropy(pattern).mean(dim=(1, 2))
         np.testing.assert_allclose(entropy[layer], by_hand.numpy(), rtol=1e-5)
-        values = np.linalg.svd(block.mlp.D.detach().numpy(), compute_uv=False)
+        values = np.linalg.svd(block.mlp.get_parameter(lower).detach(), compute_uv=False)
         assert ranks[layer] == pytest.approx((values**2).sum() / values[0] ** 2, rel=1e-5)
 
 

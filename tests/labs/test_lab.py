@@ -96,7 +96,7 @@ LABS = {
     "mixture": ({}, 6, []),
     "nearest_neighbour": ({"ITERATIONS": 400}, 5, []),
     "norm_ladder": ({"STEPS": {"quick": 3}, "SCALES": {"quick": (0.02,)}}, 8, [YES, YES, YES]),
-    "random_walk": ({"CERTAIN_SEEDS": 3, "SEEDS": {"quick": 2}}, None, []),
+    "random_walk": ({"CERTAIN_SEEDS": 3, "SEEDS": {"quick": 2}, "LATER": (400, 500)}, 13, []),
     "reconstruction": ({}, None, [YES]),
     "scan_and_snap": ({"ITERATIONS": 600}, 3, []),
     "sparsity_ablation": ({}, 7, []),
