@@ -72,7 +72,7 @@ def results(out: Path, limit: int = 128, untrained: int = 5) -> Pages:
     swapped = ci.circuits.concentration(model, data, **dict(few, limit=8, untrained=untrained))
     concentration = ci.viz.concentration_page(swapped, out / "concentration")
     image = model.preprocess(ci.data.embedded("pictures")[5:6]["image"])
-    reason = ci.circuits.why_attends(model, image, layer=3, head=2, query=20)
+    reason = ci.circuits.why_attends(model, image, layer=3, head=1, query=0)
     why = ci.viz.why_page(reason, out / "why")
     segment = ci.viz.segment_page(ci.segment(model, data, **few), out / "segment")
     report = ci.report(model, data, out / "report", untrained=untrained, audit=True, **few)
@@ -136,9 +136,7 @@ def main() -> bool:
     if found() is None:
         print("there is no Chromium: apt-get install chromium")
         return False
-    keep = "--docs" in sys.argv
-    given = [word for word in sys.argv[1:] if word != "--docs"]
-    out = Path(given[0] if given else "runs/pictures")
+    out = Path(next((word for word in sys.argv[1:] if word != "--docs"), "runs/pictures"))
     out.mkdir(parents=True, exist_ok=True)
     right = True
     pages = views(out) | results(out)
@@ -151,7 +149,7 @@ def main() -> bool:
             print(f"{name}: {size:.2f} MB, {seconds:.0f} s, {'ok' if not wrong else ''}")
             for text in wrong:
                 print(f"  {text}")
-    if keep:
+    if "--docs" in sys.argv:
         kept_for_docs(out, pages)
     print(f"screenshots: {out}/NAME-WIDTH-SCHEME.png")
     return right

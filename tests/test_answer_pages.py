@@ -49,8 +49,8 @@ def test_the_figure_draws_both_sides_and_their_difference(single):
     above, below = figure.axes
     table = single.table().query("statistic == 'rate_pre'")
     drawn = lines_of(above)
-    np.testing.assert_allclose(drawn["a: CRATE 7"], table["a"])
-    np.testing.assert_allclose(drawn["b: ViT 8"], table["b"])
+    np.testing.assert_allclose(drawn["CRATE 7"], table["a"])
+    np.testing.assert_allclose(drawn["ViT 8"], table["b"])
     dashed = [line.get_ydata() for line in above.lines if line.get_linestyle() == "--"]
     np.testing.assert_allclose(dashed[:2], table[["untrained_a", "untrained_b"]].to_numpy().T)
     (line,) = [
@@ -159,8 +159,11 @@ def test_the_cards_are_of_the_atoms_with_most_energy(model, pictures, tmp_path):
     table = result.table()
     cards = re.findall(r'<b class="name">L(\d)A(\d+)</b><span .{13}>on at ([\d.]+)\s%', text)
     for layer in range(LAYERS):
-        rows = table[(table["layer"] == layer) & (table["state"] == "")]
-        best = rows.sort_values("energy_share", ascending=False, kind="stable").head(CARDS)
+        rows = table[table["layer"] == layer]
+        rows = rows.sort_values("energy_share", ascending=False, kind="stable").groupby("state")
+        best = pd.concat(
+            [rows.get_group(state).head(n) for state, n in (("", CARDS), ("dense", 2))]
+        )
         own = [(int(atom), rate) for at, atom, rate in cards if int(at) == layer]
         rates = [f"{100 * rate:.1f}" for rate in best["firing_rate"]]
         assert own == list(zip(best["atom"], rates, strict=True))

@@ -98,7 +98,8 @@ def test_effects_are_forwards_without_atoms(case):
     hooks = [(point, lambda value, hook: stream), (pattern, lambda value, hook: seen.append(value))]
     with torch.no_grad():
         model.run_with_hooks(sample, fwd_hooks=hooks)
-    found = reason.attention("key", "strongest", 3)
+    rows = reason.table("effects").query("network == 'model' and side == 'key' and k == 3")
+    found = rows.set_index("kind").loc["strongest", "attention"]
     assert found == pytest.approx(float(seen[0][0, head, query, key]), abs=1e-12)
 
 

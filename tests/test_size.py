@@ -50,8 +50,8 @@ def test_few_public_parameters_are_any():
 
 
 ROOT = Path(__file__).parent.parent
-CODE, TESTS, DEMOS = 30_010, 32_230, 14_629
-FILES, FUNCTIONS = 220, 2_567  # of the library
+CODE, TESTS, DEMOS = 30_032, 32_232, 14_629
+FILES, FUNCTIONS = 220, 2_565  # of the library
 
 
 def lines(folder):

@@ -328,11 +328,14 @@ class AuditResult(Result):
             return [f"No claim {which} applies to the layers of {model}."]
         facts: Any = FAMILIES.get(self.meta["config"]["family"], {})
         goal = objectives.KINDS.get(facts.get("attention"), objectives.KINDS["mssa"]).objective
-        ways = {verdicts.DEPENDS: "it beats chance in some", verdicts.UNDECIDED: "we can't tell"}
+        ways = {verdicts.DEPENDS: "it beats chance under some", verdicts.UNDECIDED: "we can't tell"}
         ways[verdicts.BY_CONSTRUCTION] = "an ideal layer fails too"
         others = [f" In {counts[word]} {way}." for word, way in ways.items() if word in counts]
-        lead = f"in every setting in {counts.get(verdicts.KEPT, 'none')} of {layers} layers"
-        answer = f"Attention lowers {goal} {lead}.{''.join(others)}"
+        kept = counts.get(verdicts.KEPT, 0)
+        lead = f"Attention lowers {goal} under every scaling and eps in {kept} of {layers} layers."
+        if not kept:
+            lead = f"Attention lowers {goal} under every scaling and eps in no layer of {layers}."
+        answer = lead + "".join(others)
         rows = main_rows(self, "cells")
         rows = rows[(rows["number"] == "compresses") & (rows["frame"] == "read")]
         falls, beyond = (rows["high"] < 0).sum(), (rows["verdict"] == verdicts.KEPT).sum()

@@ -114,6 +114,10 @@ def why_attends(
     tables["picture"] = sample_picture(model, sample)
     tokens, at = token_words(model, sample), (place.query, place.key)
     words = [f"{tokens[number]!r} ({number})" if tokens else f"token {number}" for number in at]
+    special: Any = special_tokens(model)
+    for columns in tables["picture"]["columns"]:  # none for a text
+        patches = [divmod(int(number - special), int(columns)) for number in at]
+        words = [f"patch {patch}" if patch[0] >= 0 else "CLS" for patch in patches]
     if model.cfg.facts["attention"] == "cbsa":
         words[0] = f"representative {place.query}"
     meta = model_meta(model, 1) | {
@@ -121,7 +125,7 @@ def why_attends(
         "score": case.score, "attention": case.attention,
         "even": case.even, "score_of_atoms": of_atoms, "answer": question.answer,
         "sample": questions.sample_digest(sample), "tokens": tokens,
-        "special": special_tokens(model),
+        "special": special,
     }  # fmt: skip
     return AttentionReason(tables, meta)
 

@@ -5,7 +5,6 @@ from typing import Any
 import pandas as pd
 
 from crate_interp.circuits.circuit import head_name
-from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
 from crate_interp.results.result import Result, first
 
@@ -49,16 +48,6 @@ class AttentionReason(Result):
     STORED = dict.fromkeys(("pairs", "pieces", "effects", "picture"), first)
     ALONE = "a reason explains one score of one sample, and reasons do not merge."
 
-    def attention(self, side: str, kind: str, k: int, network: str = MODEL) -> float:
-        """Returns the attention that is left without k atoms of a kind, at a side.
-
-        Raises ValueError, with those that there are, for others.
-        """
-        table: Any = self._table("effects").set_index(["network", "side", "kind", "k"])
-        names = [" ".join(map(str, place)) for place in table.index]
-        checks.one_of("network, side, kind and k", f"{network} {side} {kind} {k}", names)
-        return float(table.loc[(network, side, kind, k), "attention"])
-
     def sentences(self) -> list[str]:
         """Returns what the strongest atoms of the key carry, what others carry, and the score."""
         table: Any = self._table("effects")
@@ -82,14 +71,25 @@ class AttentionReason(Result):
         said = {kind: _per_cent(share) for kind, share in left.items()}
         atoms: Any = self._table("pieces").query("side == 'key' and atom >= 0").nlargest(2, "part")
         names = ", ".join(map(piece_name, atoms["layer"], atoms["atom"]))
-        why = f"{head}: {query} looks at {key} because of {names} and {k - 2} others"
-        lead = f"{why}: without them {share} falls to {said['strongest']}."
+        lead = (
+            f"{head}: {query} looks at {key} because of {names} and {k - 2} others: without them "
+            f"{share} falls to {said['strongest']}."
+        )
         if left["strongest"] >= runs["low"]["random"]:  # no less than without random atoms
             why = f"{head}: {k} atoms don't explain why {query} looks at {key}"
             lead = f"{why}: without them it is {said['strongest']}, from {share}."
+        elif left["rotated"] < 0.95 * left["strongest"]:
+            lead = (
+                f"{head}: atoms explain worse than random axes why {query} looks at {key}: "
+                f"{said['strongest']} and {said['rotated']} are left of {share}."
+            )
+        even, start = _per_cent(meta["even"]), [lead]
+        if meta["attention"] < meta["even"]:
+            looks = f"{head} hardly looks from {query} at {key}"
+            start = [f"{looks}: {share}, and even attention gives {even}.", lead]
         return [
-            lead,
-            f"Even attention would give it {_per_cent(meta['even'])}. "
+            *start,
+            f"Even attention would give it {even}. "
             f"The {k} {words[rival]} carry {more}: without them {said[rival]} is left.",
             f"Without {k} random atoms of the key {said['random']} is left, without the {k} "
             f"largest {said['largest']}. The score is {meta['score']:.2f}, and pairs of atoms give "

@@ -365,22 +365,3 @@ class HookedCrateLM(GenerateMixin, hooked.HookedModel):
         tokens = tokens.to(logits.device)
         mask = None if attention_mask is None else attention_mask.to(logits.device).bool()
         return lm_cross_entropy_loss(logits, tokens, mask, per_token)
-
-    def input_to_embed(
-        self,
-        input: str | Sequence[str] | Tensor,
-        prepend_bos: bool | None = None,
-        padding_side: str | None = None,
-        attention_mask: Tensor | None = None,
-    ) -> tuple[Stream, Tensor, None, Tensor | None]:
-        """Returns `(stream before layer 0, tokens, None, attention_mask)` of tokens or text.
-
-        `model(stream, start_at_layer=0)` continues the run. padding_side applies to texts. The
-        third value is always None: in TransformerLens it holds position embeddings that are not
-        part of the stream, and no model here has such embeddings.
-        """
-        text = not isinstance(input, Tensor)
-        tokens = self.to_tokens(input, prepend_bos, padding_side) if text else input
-        tokens = tokens[None] if tokens.ndim == 1 else tokens
-        stream = self(tokens, stop_at_layer=0, attention_mask=attention_mask)
-        return stream, tokens, None, attention_mask

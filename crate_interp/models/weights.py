@@ -163,11 +163,6 @@ class WeightsMixin:
 
     get_params = tl_parameters  # TransformerLens' other name
 
-    def blocks_with(self, submodule: str) -> list[tuple[int, nn.Module]]:
-        """Returns `(layer, block)` of the layers that have a part of this name, such as "attn"."""
-        blocks = enumerate(self.blocks)
-        return [(n, one) for n, one in blocks if submodule in dict(one.named_children())]
-
     @property
     def n_params_total(self) -> int:
         """The number of values in all parameters; shared parameters count once."""

@@ -27,7 +27,7 @@ from crate_interp.viz.canvas import TEXT, TRAINED, canvas
 from crate_interp.viz.page import inline_svg, picture_uri, result_page, write_page
 
 SHOWN = 24  # atoms that a page of an atlas shows at once
-CARDS, _TOKENS = 8, 4  # of the page of statistics: cards of each layer, tokens of each card
+CARDS, _DENSE, _TOKENS = 8, 2, 4  # of the page of statistics: cards of a layer, tokens of a card
 _ON_INDEX = {"images": 3, "windows": 2}  # patches or contexts of each atom on the index
 _SIDE = 72  # pixels of a patch with those around it
 _FLAT = 400.0  # the norm of a cut of 12 by 12 pixels whose colours vary by 20 of 255
@@ -74,7 +74,9 @@ def _write(atlas: Atlas, out: Path) -> None:
     if len(images):
         data["grid"] = images[["rows", "columns"]].iloc[0].tolist()
     _set_agreements(atlas, every := _atoms(atlas))
-    about["alike"] = [(one["layer"], one["agreement"]) for one in every if not one["state"]]
+    about["alike"] = [
+        (one["layer"], one["agreement"], one["dealt"]) for one in every if not one["state"]
+    ]
     (out / "layers").mkdir(exist_ok=True)
     for layer in sorted({atom["layer"] for atom in every}):
         atoms = [atom for atom in every if atom["layer"] == layer]
@@ -149,8 +151,9 @@ def _atoms(atlas: Atlas) -> list[Atom]:
 def _set_agreements(atlas: Atlas, every: list[Atom]) -> None:
     """Sets how alike an atom's first inputs from different samples are: the mean over pairs.
 
-    For images it is the cosine of two cuts less their mean colours; flat cuts count less. For texts
-    it is how often the tokens are the same.
+    "dealt": the same for first inputs of random atoms of its layer, which is chance. For images it
+    is the cosine of two cuts less their mean colours; flat cuts count less. For texts it is how
+    often the tokens are the same.
     """
     images: Any = atlas.table("images")
     pictures = _pictures(images.to_dict("records"))
@@ -161,14 +164,23 @@ def _set_agreements(atlas: Atlas, every: list[Atom]) -> None:
         colours = (cut - cut.mean(axis=(0, 1))).ravel()
         return colours / max(float(np.linalg.norm(colours)), _FLAT)
 
-    for atom in every:
+    def agreement(tokens: list[dict[str, Any]]) -> float:
         pairs: Any = [
             (mark(a["sample"], a["token"]), mark(b["sample"], b["token"])) if pictures else (a, b)
-            for a, b in combinations(atom["tokens"][:_TOKENS], 2)
+            for a, b in combinations(tokens, 2)
             if a["sample"] != b["sample"]
         ]
         alike = [a @ b if pictures else a["text"][1:2] == b["text"][1:2] for a, b in pairs]
-        atom["agreement"] = float(np.mean(alike)) if alike else math.nan
+        return float(np.mean(alike)) if alike else math.nan
+
+    rng, lists = np.random.default_rng(0), {}
+    for atom in every:
+        lists.setdefault(atom["layer"], []).append(atom["tokens"])
+    for atom in every:
+        tokens, others = atom["tokens"][:_TOKENS], [*filter(None, lists[atom["layer"]])]
+        picks = [others[rng.integers(len(others))] for _ in tokens]
+        dealt = [those[at % len(those)] for at, those in enumerate(picks)]
+        atom["agreement"], atom["dealt"] = agreement(tokens), agreement(dealt)
 
 
 def _carried(atom: Atom, counts: list[int]) -> list[Any]:
@@ -210,7 +222,7 @@ def _short(value: float) -> float | None:
 def atoms_page(result: AtomResult, out: str | Path, *, excerpts: Excerpts | None = None) -> Path:
     """Writes atoms.html and the result (save) into a folder, and returns the path of the page.
 
-    Each layer has the cards of the atoms with the largest share of its energy, without dead and
+    Each layer has the cards of the atoms with the largest share of its energy, and last of a few
     dense ones: how often an atom is on, a histogram of its values, and the tokens in which it is
     largest.
 
@@ -274,8 +286,10 @@ def _cards(result: AtomResult, excerpts: Excerpts) -> list[dict[str, Any]]:
         return {"value": value, "place": place, "picture": picture, "text": text}
 
     layers = []
-    for layer, rows in table[table["state"] == ""].groupby("layer"):
-        best = rows.sort_values("energy_share", ascending=False, kind="stable").head(CARDS)
+    ranked: Any = table.sort_values("energy_share", ascending=False, kind="stable")
+    for layer, rows in ranked.groupby("layer"):
+        sparse, dense = (rows[rows["state"] == state] for state in ("", "dense"))
+        best = pd.concat([sparse.head(CARDS), dense.head(_DENSE)])
         cards = []
         for row in best.to_dict("records"):
             top: Any = result.top(int(layer), int(row["atom"])).head(_TOKENS)

@@ -226,13 +226,18 @@ def _finding(
     every: list[np.ndarray], layers: list[int], even: float, what: str
 ) -> tuple[list[str], tuple[int, int]]:
     """Returns sentences on the head with the largest share on one patch, its layer and number."""
-    largest = np.stack([values.max(axis=(2, 3)).mean(axis=0) for values in every])  # [layer, head]
-    place, head = np.unravel_index(largest.argmax(), largest.shape)
-    words = (
-        f"Of {largest.size} heads, L{layers[place]}H{head} gives the largest {what} to one patch: "
-        f"{largest.max():.2f}."
-    )
+    each = np.stack([values.max(axis=(2, 3)) for values in every], axis=1)  # [image, layer, head]
+    largest = each.mean(axis=0)
+    names = [f"L{layer}H{head}" for layer in layers for head in range(largest.shape[1])]
+    first, second, *_ = *np.argsort(-largest, axis=None, kind="stable"), 0
+    words = f"Of {largest.size} heads, {names[first]} gives the largest {what} to one patch"
+    words += f": {100 * largest.max():.0f}\u00a0%."
+    if len({int(image.argmax()) for image in each}) > 1:
+        ends = (f"{names[at]} {100 * largest.flat[at]:.0f}\u00a0%" for at in (first, second))
+        words = "We can't tell which head gives the largest {} to one patch: {}, {}."
+        words = words.format(what, *ends)
     even_words = (
-        f"This number is a mean over images. An even map would give every patch {even:.2g}."
+        f"These are means over images. An even map gives every patch {100 * even:.2g}\u00a0%."
     )
+    place, head = np.unravel_index(largest.argmax(), largest.shape)
     return [words, even_words], (layers[place], int(head))

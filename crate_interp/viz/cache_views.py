@@ -51,8 +51,8 @@ def attention(
     at a pair shows its share in words and highlights the tokens or patches that the row attends to;
     the arrow keys go from pair to pair.
 
-    Shares are stored in 255 steps of the largest share in their row: 12 heads of 197 tokens make
-    0.7 MB.
+    Shares are stored in 65,535 steps of the largest share in their row: 12 heads of 197 tokens make
+    1.3 MB.
 
     Args:
         cache: From `model.run_with_cache(x)`, with attn.hook_pattern of the layer.
@@ -103,9 +103,9 @@ def attention(
 
 
 def _packed(values: Float[np.ndarray, "head query key"]) -> dict[str, Any]:
-    """Returns the shares in steps of 1/255 of their row's largest, and these largest shares."""
+    """Returns the shares in steps of 1/65,535 of their row's largest, and these largest shares."""
     largest = values.max(axis=2)
-    steps = (values / largest.clip(min=1e-30)[..., None] * 255).round().astype(np.uint8)
+    steps = (values / largest.clip(min=1e-30)[..., None] * 65535).round().astype("<u2")
     digits = [[float(f"{most:.4g}") for most in rows] for rows in largest]
     return {"bytes": base64.b64encode(steps.tobytes()).decode(), "largest": digits}
 
@@ -118,11 +118,15 @@ def _finding(
     even = (values.shape[1] + 1) / 2 if causal else values.shape[1]
     spread, drawn = support.mean(axis=1), -1 if causal else 0
     first = int(spread.argmin())
-    token = f"\u201c{tokens[-1]}\u201d" if causal else tokens[0]
+    shares, asks = values[first, drawn], range(len(tokens))[drawn]
+    query, key = (
+        f"\u201c{tokens[at]}\u201d" if causal else tokens[at] for at in (asks, shares.argmax())
+    )
+    most = f"{100 * shares.max():.2g}\u00a0%"
     return [
-        f"{labels[first]} is the most selective head: on average a token looks at "
-        f"{spread[first]:.1f} of the {even:g} tokens that it sees.",
-        f"{token}, drawn below, looks at {support[first, drawn]:.1f} (1 / the sum of share\u00b2).",
+        f"In {labels[first]}, {query} looks most at {'itself' if key == query else key}: {most}.",
+        f"In this head a token spreads its attention over {spread[first]:.1f} of the {even:g} "
+        "tokens that it sees, the fewest of all heads (1 / the sum of share\u00b2, on average).",
     ], spread
 
 
@@ -261,10 +265,10 @@ def _most_on(
     pos, layer, atom = np.unravel_index(int(values.argmax()), values.shape)
     largest, share = float(values[pos, layer, atom]), 100 * float(on.double().mean())
     return [
+        f"L{layers[layer]}A{atoms[atom]} has the largest value, {largest:.3g}, at {places[pos]}.",
         f"About {on.sum(2).double().mean():.0f} of {counted(len(atoms), f'{word}s')} are on at a "
-        f"token; the largest value is L{layers[layer]}A{atoms[atom]}'s, at {places[pos]}.",
-        f"This value is {largest:.3g}. Of all values {share:.3g}\u00a0% are above 0, with a median "
-        f"of {float(values[on].median()):.2g}.",
+        f"token. Of all values {share:.3g}\u00a0% are above 0, with a median of "
+        f"{float(values[on].median()):.2g}.",
     ]
 
 

@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, PathPatch
 from matplotlib.path import Path
-from matplotlib.ticker import PercentFormatter
 from matplotlib.transforms import Affine2D
 
 from crate_interp.circuits.attention_reasons_result import AttentionReason
@@ -294,7 +293,7 @@ def why_figure(
         canvas.line(axes, rows["k"], rows["attention"], band, **look)
     canvas.set_layers(axes, "attention that is left", "atoms taken out of the key")
     axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))  # as sentences have it
+    axes.yaxis.set_major_formatter(lambda tick, _: f"{100 * tick:g}\u00a0%")
     head = f"L{reason.meta['layer']}H{reason.meta['head']}"
     words = f"{head} from {reason.meta['query']} to {reason.meta['key']}"
     return canvas.finished(figure, [axes], ax, title, words)

@@ -93,7 +93,7 @@ def compare(
     at = rows["layer"].to_numpy(float)
     for side, column, colour, marker in _SIDES:
         networks = meta[side]["networks"]
-        words = f"{side}: {canvas.label(meta[side]['name'])}"
+        words = canvas.label(meta[side]["name"])
         words += f", {counted(len(networks), 'networks')}" if len(networks) > 1 else ""
         ends = comparison.mean_ends(statistic, side, rows[column].to_numpy())
         line(above, at, rows[side], ends, label=words, color=colour, marker=marker)
@@ -114,7 +114,9 @@ def compare(
         line(below, at, rows["untrained"], color=CHANCE, lw=1.3, ls="--")
     record = probes.statistic(meta, statistic)
     unit = canvas.label(record.unit)
-    words = f"a \N{MINUS SIGN} b{f' ({unit})' if unit else ''}"
+    names = [canvas.label(meta[side]["name"]) for side in "ab"]
+    minus = "first less second" if len("".join(names)) > 20 else " \N{MINUS SIGN} ".join(names)
+    words = f"{minus}{f' ({unit})' if unit else ''}"
     same = meta["a"]["n_layers"] == meta["b"]["n_layers"]
     canvas.set_layers(above, canvas.axis_label(comparison, statistic, line=26), "", at, SMALL)
     canvas.set_layers(below, words, "layer" if same else "layer of a", at, SMALL)
@@ -132,7 +134,7 @@ def concentration(
     """Returns a matplotlib Figure of how much k swapped nodes carry, by layer.
 
     The upper panel shows how much of the gap native, principal and randomly rotated axes carry;
-    bands are 95 % intervals over pairs. The lower panel divides how far native axes move the gap by
+    bars are 95 % intervals over pairs. The lower panel divides how far native axes move the gap by
     how far rotated axes do; dashed is this ratio in untrained copies. A dot marks a layer in which
     the two ratios differ. A ratio of 1 means no concentration.
 
@@ -152,11 +154,15 @@ def concentration(
         raise ValueError(f"k={k!r} was not measured: give one of {known}.")
     figure, (above, below) = canvas.two_panels(ax, dpi)
     shares: Any = result.table("shares")
-    for basis, (colour, marker, words) in _BASES.items():
+    for aside, (basis, (colour, marker, words)) in enumerate(_BASES.items()):
         rows = shares[(shares["basis"] == basis) & (shares["k"] == k)]
         band = [rows[end].where(np.isfinite(rows[end])) for end in ("carried_low", "carried_high")]
-        look: Any = {"label": words, "color": colour, "marker": marker}
-        line(above, rows["layer"], rows["carried"], band, **look)
+        look: Any = {"label": words, "color": colour, "marker": marker, "ms": 3, "lw": 1.4}
+        at, ends = (
+            rows["layer"] + 0.09 * (aside - 1),
+            np.abs(np.stack(band) - rows["carried"].to_numpy()),
+        )
+        above.errorbar(at, rows["carried"], np.nan_to_num(ends), elinewidth=1, **look)
     table: Any = result.table("contrasts")
     rows = table[(table["versus"] == ROTATED) & (table["k"] == k)]
     below.axhline(1, color=CHANCE, ls=":", lw=1.2)

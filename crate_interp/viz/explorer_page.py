@@ -24,7 +24,6 @@ _REST = "mlp.hook_post hook_resid_pre hook_resid_mid hook_resid_post hook_pooled
 _STEPS = 10_000  # of a probability on the page
 _PICTURE = 448  # the most pixels on the longer side of the picture
 _TOKENS = 32  # of a text, on the figure that stands for the page
-_ALIKE = 0.1  # heads whose maps differ less in all (sum of absolute differences) look alike
 _MOST_SHARES = 200_000_000  # the most attention shares that a browser can hold
 
 Inputs = Shaped[Tensor, "*batch"] | str | Sequence[str]
@@ -171,7 +170,7 @@ def _data(
         "special": view.special,
         "alike": alike,
         "map": view.kind.name,
-        "start": start | ({} if without is None else _most_effect(view, without, start["query"])),
+        "start": start | ({} if without is None else _most_effect(without)),
         "overlays": panels.overlays(view),
         "costs": panels.costs(view),
         "answers": answers,
@@ -284,21 +283,15 @@ def _start(view: panels.View) -> dict[str, int]:
     return {"layer": layer, "head": head, "query": query}
 
 
-def _most_effect(view: panels.View, without: dict[str, Any], query: int) -> dict[str, Any]:
-    """Returns where the page opens if it knows the answer without each head: at the top head.
+def _most_effect(without: dict[str, Any]) -> dict[str, Any]:
+    """Returns where the page opens if it knows the answer without each head: with one head off.
 
-    The head is the one without which the probability of the model's answer changes most, of the
-    layers whose heads look at different tokens; the page opens with it off.
+    It is the head without which the probability of the model's answer changes most.
     """
     shares = np.array([[row[0] for row in layer] for layer in without["heads"]])
     if not shares.size:
         return {}
-    changes = np.abs(shares - without["own"][0])
-    if view.kind.name == "attention":
-        maps = np.stack([view.at(view.kind.point, at)[:, query] for at in range(len(changes))])
-        apart = np.abs(maps - maps.mean(axis=1, keepdims=True)).sum(axis=2).max(axis=1)
-        changes[(apart < _ALIKE) & (apart.max() >= _ALIKE)] = 0
-    layer, head = _largest(changes)
+    layer, head = _largest(np.abs(shares - without["own"][0]))
     return {"layer": layer, "head": head, "off": "head"}
 
 

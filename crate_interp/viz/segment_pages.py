@@ -47,6 +47,7 @@ def segment_page(result: SegmentResult, out: str | Path) -> Path:
     }
     fixed: Any = result.layers()
     fixed = fixed.loc[fixed["way"] == "fixed head", _COLUMNS]
+    fixed = fixed.rename(columns={"value": "head's score", "excess": "less the best simple map"})
     return write_page(
         result,
         out,

@@ -204,8 +204,16 @@ class AttributionGraph(Result):
         shares = keep[["largest", "random_q025", "random_q975"]] / target["logit"]
         size, *ends = (f"{100 * one:.0f}\u00a0%" for one in shares)
         low, high = ends if target["logit"] > 0 else ends[::-1]
-        random = f", random codes {low} to {high}" * bool(keep["draws"])
+        random = f", random codes give {low} to {high}" * bool(keep["draws"])
         start = [lead, f"The largest {codes} {give} {size}{random}."]
+        worse = next((one for one in self.warnings() if one.startswith("The largest codes")), "")
+        if worse and share >= FAITHFUL:
+            than = "worse" if "better" in worse else "no better"
+            lead = f"The graph's {codes} do {than} than the {count} largest: {part} and {size}"
+            start = [
+                f"{lead} of the logit of {self.answer}.",
+                f"{random[2:].capitalize()}." * bool(random),
+            ]
         if CHANCE in self.warnings():
             words = f"The {codes} alone {give} {part} of the answer's logit{random}"
             start = [CHANCE, f"{words}, the largest {size}."]
@@ -234,11 +242,7 @@ class AttributionGraph(Result):
             f"Without the graph's codes {left} of the logit is left.",
             *warnings,
             f"{begin} {abs(target['logit']):.2f} {'above' if target['logit'] >= 0 else 'below'} "
-            f"{less}. " + f"Attributions choose {better} better than size does. " * bool(better)
-            + f"The graph's {codes} alone {give} {keep['logit']:.2f}. The largest codes give "
-            f"{keep['largest']:.2f}"
-            + f", random codes {keep['random_mean']:.2f}" * bool(keep["draws"])
-            + f". Without the graph's codes {gone['logit']:.2f} is left."
+            f"{less}. " + f"Attributions choose {better} better than size does." * bool(better)
             + tested * bool(len(known)),
         ]  # fmt: skip
 

@@ -60,7 +60,7 @@ function show() {
     cells[place].style.background = place >= before ? veil(value, most)
       : `color-mix(in srgb, ${ink} ${Math.round(45 * Math.min(1, Math.abs(value) / most))}%, var(--card))`;
   });
-  const tops = data.values[+layers.value].map(row => Math.max(...row.map(Math.abs)));
+  const tops = data.values[+layers.value].map(row => row.some(value => value) ? mostOf(row) : 0);
   order = tops.map((_, atom) => atom).sort((a, b) => tops[b] - tops[a]);
   maps.forEach(([button, map, name, words], place) => {
     const top = tops[order[place]], chosen = order[place] === +atoms.value;

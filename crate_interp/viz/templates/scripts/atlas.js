@@ -9,7 +9,7 @@ function made(tag, kind, words) {
   return element;
 }
 
-const signed = value => (value > 0 ? "+" : "") + Number(value.toPrecision(2));
+const signed = value => (value > 0 ? "+" : "") + String(Number(value.toPrecision(2))).replace("-", "\u2212");
 const share = value => `${(100 * value).toFixed(value < .0995 ? 1 : 0)} %`;
 
 function interval(effect, low, high) {

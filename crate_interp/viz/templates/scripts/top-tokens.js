@@ -37,6 +37,7 @@ function show() {
     made("th", `${data.word} ${data.atoms[atom]}`, row).scope = "row";
     const cell = made("td", "", row);
     line.forEach((value, rank) => {
+      if (rank === data.count && data.tokens[sample()].length > 2 * data.count) made("small", "\u2026", cell);
       if (!value) return;
       const chip = made("span", "", cell);
       chip.style.setProperty("--share", (Math.abs(value) / data.most).toFixed(3));
