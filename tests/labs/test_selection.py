@@ -12,17 +12,7 @@ from group_sparse import forward, logistic, positions, samples
 from hypothesis import given
 from hypothesis import strategies as st
 from max_margin import loss_of, margins, problem, slope_of, svm
-from random_walk import (
-    EPS,
-    M,
-    balanced,
-    direction_distance,
-    grouped,
-    transition,
-    unit,
-    walks,
-    zero,
-)
+from random_walk import EPS, M, balanced, direction_distance, grouped, transition, unit, walks, zero
 from scipy.optimize import minimize
 from torch.testing import assert_close
 
