@@ -50,7 +50,7 @@ def test_few_public_parameters_are_any():
 
 
 ROOT = Path(__file__).parent.parent
-CODE, TESTS, DEMOS = 30_032, 32_232, 14_629
+CODE, TESTS, DEMOS = 30_032, 32_312, 14_858
 FILES, FUNCTIONS = 220, 2_565  # of the library
 
 

@@ -26,7 +26,7 @@ def names() -> list[str]:
 
 
 def is_lab(path: Path) -> bool:
-    return "    main(run, draw)" in path.read_text()
+    return "    main(run, draw" in path.read_text()
 
 
 if __name__ == "__main__":

@@ -296,11 +296,12 @@ def written(found: LabResult, draw: Callable[[LabResult], Any], out: Path) -> Pa
 
 
 def main(
-    run: Callable[[str, Steps], LabResult],
+    run: Callable[..., LabResult],
     draw: Callable[[LabResult], Any],
     arguments: Sequence[str] | None = None,
+    **files: str,
 ) -> LabResult:
-    """Runs a lab as a command: prints the finding and the claims, writes tables and a figure."""
+    """Runs a lab as a command: prints finding and claims, writes them; files: options' help."""
     module: Any = sys.modules[run.__module__]
     parser = argparse.ArgumentParser(
         description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -309,9 +310,11 @@ def main(
     size.add_argument("--quick", dest="form", action="store_const", const="quick")
     size.add_argument("--full", dest="form", action="store_const", const="full")
     parser.add_argument("--out", type=Path, required=True, help="the folder of what is written")
+    for name, words in files.items():
+        parser.add_argument(f"--{name}", type=Path, help=words)
     given = parser.parse_args(arguments)
-    form = given.form or "quick"
-    found = run(form, Steps(given.out / f"steps-{form}", form=form))
+    form, paths = given.form or "quick", {name: getattr(given, name) for name in files}
+    found = run(form, Steps(given.out / f"steps-{form}", form=form), **paths)
     path = written(found, draw, given.out)
     print(found.headline())
     shown: Any = found.table()

@@ -2,9 +2,11 @@
 
 One thread, processor time; a verb runs once, and a forward's time is the mean of those just before
 and after it. Noise is how far these two are apart. A word chooses verbs; `small` takes two layers
-and few samples, without a verdict.
+and few samples, without a verdict. BEFORE=FOLDER times the checkout in that folder first.
 """
 
+import os
+import subprocess
 import sys
 import time
 from functools import partial
@@ -44,6 +46,11 @@ def timed(call):
 
 
 def main() -> bool:
+    if folder := os.environ.pop("BEFORE", ""):
+        print(f"before, {folder}:", flush=True)
+        path = f"{folder}:{folder}/hooks"
+        subprocess.run([sys.executable, *sys.argv], env=os.environ | {"PYTHONPATH": path})
+        print("after:", flush=True)
     settle()
     small = "small" in sys.argv[1:]
     words = [word for word in sys.argv[1:] if word != "small"]

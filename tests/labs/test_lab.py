@@ -69,20 +69,6 @@ def test_steps_are_done_once_and_belong_to_their_settings(tmp_path):
     assert lab.Steps(None).do("one", lambda: (3,)) == [3]
 
 
-def test_the_command_prints_and_writes(tmp_path, capsys):
-    from matplotlib import pyplot
-
-    def run(form, steps):
-        """A lab."""
-        return lab.result("one", form, [row()], [("x", "a", 0, 1, 2.0)], headline="One is one.")
-
-    found = lab.main(run, lambda result: pyplot.figure(), ["--out", str(tmp_path)])
-    assert "One is one." in capsys.readouterr().out and (tmp_path / "one.png").exists()
-    again = lab.LabResult.load(tmp_path)
-    assert again.headline() == found.headline() and again.digest() == found.digest()
-    assert again.numbers("x", setting="a")["value"].tolist() == [2.0]
-
-
 YES, NO = "supported", "not supported"
 # lab -> (what makes it smaller still, number of claims or None, the answers known before)
 LABS = {
@@ -90,6 +76,11 @@ LABS = {
     "costs": ({}, None, [YES]),
     "denoising": ({}, None, [YES, YES]),
     "group_sparse": ({"ITERATIONS": 100, "WIDTHS": (4, 6)}, 9, []),
+    "joma_dynamics": (
+        {},
+        14,
+        [YES] * 3 + ["undecided", YES, NO, YES, YES, "depends"] + [YES] * 4 + [NO],
+    ),
     "joma_entropy": ({"COUNT": {"quick": 5}}, 1, []),
     "joma_tree": ({"SEEDS": 2, "ITERATIONS": {"quick": 20}}, 4, []),
     "max_margin": ({"ITERATIONS": 200}, 3, []),
@@ -101,6 +92,8 @@ LABS = {
     "scan_and_snap": ({"ITERATIONS": 600}, 3, []),
     "sparsity_ablation": ({}, 7, []),
     "srr_regularizer": ({"STEPS": {"quick": 7}}, 4, []),
+    "srr_toy": ({}, 4, ["depends"]),
+    "srr_zoo": ({}, 14, []),
     "training_lens": ({}, 3, []),
     "truth": ({"SEEDS": {"quick": 2}, "TEXTS": 32}, 11, []),
 }
@@ -110,7 +103,8 @@ LABS = {
 @pytest.mark.parametrize("name", LABS)
 def test_the_lab_as_a_whole(name, tmp_path, monkeypatch):
     module, (smaller, count, answers) = import_module(name), LABS[name]
-    monkeypatch.setattr(zoo, "STEPS", 180)
+    if name != "srr_zoo":  # it reads weights of these steps
+        monkeypatch.setattr(zoo, "STEPS", 180)
     for setting, value in smaller.items():
         old = getattr(module, setting)
         monkeypatch.setattr(module, setting, old | value if isinstance(old, dict) else value)
@@ -119,11 +113,3 @@ def test_the_lab_as_a_whole(name, tmp_path, monkeypatch):
     assert len(table) == (count or len(table)) and not table["ours"].isna().any()
     assert table["answer"].tolist()[: len(answers)] == answers
     assert module.draw(found).axes
-
-
-@pytest.mark.slow
-def test_two_theorems_of_joma_do_not_hold_as_printed(tmp_path):
-    import joma_dynamics
-
-    table = joma_dynamics.run("quick", lab.Steps(tmp_path)).table().set_index("rule")
-    assert {table.loc[f"joma_dynamics.theorem_{number}", "answer"] for number in (2, 5)} == {NO}

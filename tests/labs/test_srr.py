@@ -1,16 +1,13 @@
 """Sparse rate reduction: the zoo and its weights, the regulariser, the toy of update rules."""
 
-import lab
 import layerwise
 import pandas as pd
 import pytest
 import srr_regularizer
 import srr_toy
-import srr_zoo
 import torch
 import train_zoo
 import zoo
-from lab import Steps
 from srr_regularizer import MAIN, gains, of_variant, spread
 
 import crate_interp.measures as measures
@@ -103,15 +100,6 @@ def test_the_kept_readings_are_those_of_the_weights():
         )
 
 
-@pytest.mark.slow
-def test_the_quick_lab(tmp_path):
-    found = srr_zoo.run("quick", lab.Steps(None))
-    assert len(found.table()) == len(srr_zoo.PAIRS) + 2 * len(srr_zoo.MAIN) + 1
-    assert lab.written(found, srr_zoo.draw, tmp_path).exists()
-    one = found.numbers("cosine_0", setting=f"CRATE-N, step {zoo.STEPS}")
-    assert one["value"].to_numpy() == pytest.approx(-1)
-
-
 def table(values):
     """Accuracies by seed: (without, with) each; the measure falls by its seed."""
     rows = []
@@ -186,11 +174,3 @@ def test_the_regimes_are_what_they_say():
         shares = [row[4] for row in srr_toy.passed("(c) first-order term", regime, 0)
                   if row[0] == "share above 1"]  # fmt: skip
         assert low <= min(shares) and max(shares) <= high
-
-
-@pytest.mark.slow
-def test_rule_b_turns_with_the_regime():
-    found = srr_toy.run("quick", Steps(None)).table()
-    assert len(found) == 4 and found["n"].eq(5).all()
-    assert found["answer"].tolist().count("depends") == 1
-    assert found[found["answer"].eq("depends")]["claim"].iloc[0].startswith("(b)")
