@@ -1,6 +1,6 @@
-"""JoMA (arXiv 2310.00535): Theorems 1, 2, 4 and 5, and Figures 2, 3 and 4.
+"""JoMA (arXiv 2310.00535): Theorems 1 to 5, and Figures 2, 3 and 4.
 
-Theorem 1 is one of gradient flows, the others are in closed form.
+Theorems 1 and 3 are of gradient flows, the others are in closed form.
 The theorems have the corrections that they need, the figures the constants of the released scripts.
 """
 
@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.integrate import quad, solve_ivp
-from scipy.special import erf, erfinv
+from scipy.optimize import brentq
+from scipy.special import erf, erfinv, ndtr
 from torch import Tensor
 
 from crate_interp.measures import attention_entropy
@@ -121,6 +122,74 @@ def blow_up_time(delta: NDArray) -> float:
 def grown(delta: NDArray, t: float) -> NDArray:
     """Returns v at time t from v = 0: `sqrt 2 erfinv(sqrt(2 / pi) delta t)`."""
     return math.sqrt(2) * erfinv(math.sqrt(2 / math.pi) * delta * t)
+
+
+# Theorem 3: one ReLU unit on an even mixture of isotropic inputs centred at x+ and at 0
+
+AXIS = np.eye(5)[0]  # the direction of x+
+DENSITIES = {"normal": (1.0,), "of two scales": (0.5, 2.0)}
+GRADIENTS = ("constant, mu along x+", "constant, mu against x+", "of a squared loss")
+
+
+def half_space(v: NDArray, centre: NDArray, scales: tuple) -> tuple[NDArray, NDArray]:
+    """Returns E[1(u > 0) x] and E[relu(u) x] exactly, where u = v^T x, [token] each.
+
+    x is isotropic about the centre: an even mixture of normal distributions of some scales.
+    """
+    length, mean = float(np.linalg.norm(v)), float(v @ centre)
+    first, second = np.zeros((2, len(v)))
+    for scale in scales:
+        s = scale * length
+        share = ndtr(mean / s)
+        bump = math.exp(-((mean / s) ** 2) / 2) / math.sqrt(2 * math.pi)
+        first += centre * share + v * scale / length * bump
+        second += centre * (mean * share + s * bump) + v * scale**2 * share
+    return first / len(scales), second / len(scales)
+
+
+def unit_flow(gradient: str, distance: float, scales: tuple) -> tuple:
+    """Returns v' as a function of v, and its critical point mu; distance: of x+ from 0.
+
+    The gradient sent back is constant in each part, with the ratio that makes mu critical, or that
+    of `1/2 E (relu(v^T x) - y)^2` with y = 1 about x+ and 0 about 0.
+    """
+    plus = distance * AXIS
+    if gradient.startswith("constant"):
+        mu = AXIS if "along" in gradient else -AXIS
+        ratio = half_space(mu, plus, scales)[0][0] / half_space(mu, 0 * plus, scales)[0][0]
+        return (
+            lambda v: half_space(v, plus, scales)[0] - ratio * half_space(v, 0 * plus, scales)[0],
+            mu,
+        )
+
+    def rate(v: NDArray) -> NDArray:
+        answered, second = half_space(v, plus, scales)
+        return (answered - second - half_space(v, 0 * plus, scales)[1]) / 2
+
+    return rate, brentq(lambda size: rate(size * AXIS)[0], 1e-3, 1e3) * AXIS
+
+
+def near_critical(gradient: str, distance: float, scales: tuple) -> dict[str, float]:
+    """Returns the eigenvalues of C, and what `C (mu - v)` leaves of v' at up to |mu| / 10 from mu.
+
+    across, along: eigenvalues, from central differences, orthogonal to mu, s beta_1, and along it.
+    misfit: |lambda|, what is left at 200 places; misfit of one: the same of the best C = beta I.
+    """
+    rate, mu = unit_flow(gradient, distance, scales)
+    rng, size = np.random.default_rng(0), float(np.linalg.norm(mu))
+    step = size * 1e-4 * np.eye(len(mu))
+    along, across = (
+        float((rate(mu - step[at]) - rate(mu + step[at]))[at] / step[at, at] / 2) for at in (0, 1)
+    )
+    away = rng.normal(size=(200, len(mu)))
+    away *= rng.uniform(0, size / 10, (200, 1)) / np.linalg.norm(away, axis=1, keepdims=True)
+    pull = np.array([rate(mu - each) for each in away])
+    c = np.array([along, *[across] * (len(mu) - 1)])
+    one = (away * pull).sum() / (away * away).sum()
+    misfit, alone = (
+        float(np.linalg.norm(pull - away * each) / np.linalg.norm(pull)) for each in (c, one)
+    )
+    return {"across": across, "along": along, "misfit": misfit, "misfit of one": alone}
 
 
 # Theorem 4: v' = (mu - v) e^(v^2 / 2), larger features converge exponentially faster

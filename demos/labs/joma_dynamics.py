@@ -1,4 +1,4 @@
-"""Do attention and MLP move together as JoMA says? Its Theorems 1, 2, 4, 5 and Figures 2, 3, 4.
+"""Do attention and MLP move together as JoMA says? Its Theorems 1 to 5 and Figures 2, 3, 4.
 
     python demos/labs/joma_dynamics.py [--quick | --full] --out DIR
 
@@ -22,6 +22,7 @@ SEEDS = {"quick": 5, "full": 20}
 STEPS = (32, 64, 128, 256)  # of the integrator
 OTHER = {"linear": "exp", "exp": "linear", "softmax": "exp"}  # whose invariant is the baseline
 MU = (0.5, 1.0, 2.0, 3.0)
+DISTANCES = (0.5, 1.0, 2.0, 4.0)  # Theorem 3: of x+ from 0
 TREES = ((0.8, 4, 2, 0.5), (0.9, 5, 1, 0.95), (0.7, 3, 2, 0.2))  # rho, L, H, q
 ITERATIONS, EVERY = 2000, 20  # of Figures 2 and 3
 CORRELATED = {
@@ -108,6 +109,40 @@ def theorem_2() -> dict:
     return claim("joma_dynamics.theorem_2", printed, cases={"": printed}, baseline=right, n=1)
 
 
+def theorem_3_rows() -> list[list]:
+    """Returns rows of C and of the misfit for each gradient and mixture; place: |x+|."""
+    return [
+        [f"Theorem 3, {name}", gradient, density, distance, value]
+        for gradient in joma.GRADIENTS
+        for density, (distance, scales) in enumerate(product(DISTANCES, joma.DENSITIES.values()))
+        for name, value in joma.near_critical(gradient, distance, scales).items()
+    ]
+
+
+def theorem_3(rows: list[list]) -> list[dict]:
+    """Returns the claims of Theorem 3: the form of the field, the sign of C, and stability."""
+    of = {
+        name: {each: values(rows, f"Theorem 3, {name}", each) for each in joma.GRADIENTS}
+        for name in ("across", "along", "misfit", "misfit of one")
+    }
+    misfit = {each: float(found.max()) for each, found in of["misfit"].items()}
+    signs = {each: -1 if "against" in each else 1 for each in joma.GRADIENTS}
+    beta = {each: float((sign * of["across"][each]).min()) for each, sign in signs.items()}
+    ratio = {
+        each: float((of["along"][each] / of["across"][each]).min())
+        for each, sign in signs.items() if sign > 0
+    }  # fmt: skip
+    multiple = np.min(list(of["misfit of one"].values()))  # what a multiple of I leaves
+    mixtures, rule = len(DISTANCES) * len(joma.DENSITIES), "joma_dynamics.theorem_3_"
+    n = mixtures * len(beta)
+    return [
+        claim(f"{rule}form", max(misfit.values()), cases=misfit, baseline=multiple, n=n),
+        claim(f"{rule}sign", min(beta.values()), cases=beta, baseline=0.0, n=n),
+        claim(f"{rule}stable", max(ratio.values()), cases=ratio, baseline=0.0,
+              n=mixtures * len(ratio), flat=min(ratio.values())),
+    ]  # fmt: skip
+
+
 def theorem_4() -> list[dict]:
     """Returns the claims of Theorem 4: the exact time, its bound, and the ratio of two tokens."""
     errors, rests, alone = [], [], []
@@ -190,10 +225,16 @@ def run(form: str, steps: Steps) -> LabResult:
     jobs = {"drift": partial(drifts, seeds)}
     jobs |= {kind: partial(joint_rows, kind, seeds) for kind in joma.INPUTS}
     numbers = steps.rows(jobs | {"figure-4": partial(figure_4_rows, seeds)}, "theorems")
-    numbers += theorem_5_rows()
+    numbers += theorem_3_rows() + theorem_5_rows()
     claims = [theorem_1(numbers, kind) for kind in ("linear", "exp")]
     claims += [figure_2(numbers, kind) for kind in joma.INPUTS]
-    claims += [figure_3(numbers), theorem_2(), *theorem_4(), *figure_4(numbers)]
+    claims += [
+        figure_3(numbers),
+        theorem_2(),
+        *theorem_3(numbers),
+        *theorem_4(),
+        *figure_4(numbers),
+    ]
     claims.append(theorem_5(numbers))
     held = sum(row["answer"] == "supported" for row in claims)
     whole = [next(c["ours"] for c in claims if kind in c["claim"]) for kind in joma.INPUTS]
@@ -210,13 +251,8 @@ def draw_exact(axes: Any, found: LabResult) -> None:
     ticks = [2 / steps for steps in STEPS[::-1]]
     axes[0].set_xticks(ticks, [f"1/{steps // 2}" for steps in STEPS[::-1]])
     axes[0].minorticks_off()
-    tidy(
-        axes[0],
-        10,
-        xlabel="dt of Runge-Kutta",
-        ylabel="drift / movement of z",
-        title="Theorem 1: linear and exp are exact",
-    )
+    tidy(axes[0], 10, xlabel="dt of Runge-Kutta", ylabel="drift / movement of z",
+         title="Theorem 1: linear and exp are exact")  # fmt: skip
     end = joma.blow_up_time(joma.DELTA)
     times = np.linspace(0, 0.9999, 400) * end
     for delta in joma.DELTA:
@@ -232,51 +268,46 @@ def draw_exact(axes: Any, found: LabResult) -> None:
     axes[2].bar(at + 0.2, printed["value"], 0.4, label="as printed")
     axes[2].plot(at - 0.2, exact["value"], "k_", markersize=18, label="sum over all paths")
     axes[2].set_xticks(at, exact["setting"], fontsize=8)
-    tidy(
-        axes[2],
-        title="Theorem 5",
-        ylim=(0, 1),
-        xlabel=r"$(\rho, L, H, q)$",
-        ylabel=r"$P[y_l = 1 \mid y_m = 1]$",
-    )
+    tidy(axes[2], title="Theorem 5", ylim=(0, 1), xlabel=r"$(\rho, L, H, q)$",
+         ylabel=r"$P[y_l = 1 \mid y_m = 1]$")  # fmt: skip
+
+
+def draw_theorem_3(axes: Any) -> None:
+    """Draws how far from mu a unit is that starts a tenth away, across mu and along it."""
+    for axis, gradient in zip(axes, ("constant, mu along x+", "of a squared loss"), strict=True):
+        rate, mu = joma.unit_flow(gradient, 2.0, (1.0,))
+        c, times = joma.near_critical(gradient, 2.0, (1.0,)), np.linspace(0, 3, 60)
+        size = float(np.linalg.norm(mu))
+        for colour, (name, step) in enumerate((("across", np.eye(5)[1]), ("along", joma.AXIS))):
+            path = joma.flowed(rate, times, mu + size / 10 * step)
+            far = np.linalg.norm(path - mu[:, None], axis=0) / size
+            axis.semilogy(times, far, f"C{colour}", label=f"start {name} mu")
+            axis.semilogy(times, np.exp(-c[name] * times) / 10, f"k{':-'[colour == 0]}", lw=0.8)
+        tidy(axis, xlabel="t (black: the theorem)", ylim=(1e-5, 0.3), ylabel="|v - mu| / |mu|",
+             title=f"Theorem 3: gradient\n{gradient}")  # fmt: skip
 
 
 def draw(found: LabResult) -> Any:
-    """Draws Theorems 1, 2, 5 and Figures 2, 3, 4."""
-    figure, axes = panels(3, 2, size=(14, 7.5))
+    """Draws Theorems 1, 2, 3, 5 and Figures 2, 3, 4."""
+    figure, axes = panels(4, 2, size=(18, 7.5))
+    draw_theorem_3(axes[:, 3])
     draw_exact((axes[0, 0], axes[1, 0], axes[1, 2]), found)
     for kind, line in (("gauss", "-"), ("random", "--")):
         for colour, (name, words) in enumerate(CORRELATED.items()):
             rows = found.numbers(name, setting=kind)
             curve(axes[0, 1], rows, f"{line}C{colour}", 0, label=f"{words}, {kind}")
-    tidy(
-        axes[0, 1],
-        7,
-        xlabel="iteration",
-        ylabel="correlation with z",
-        ylim=(-0.6, 1.05),
-        title="Figure 2: softmax logits follow the estimate",
-    )
+    tidy(axes[0, 1], 7, xlabel="iteration", ylabel="correlation with z", ylim=(-0.6, 1.05),
+         title="Figure 2: softmax logits follow the estimate")  # fmt: skip
     for token in range(4):
         rows = found.numbers(f"v_0 of token {token}", setting="gauss", seed=0)
         curve(axes[0, 2], rows, band=0, label=f"token {token}")
-    tidy(
-        axes[0, 2],
-        10,
-        xlabel="iteration",
-        ylabel="weight for class 0",
-        title="Figure 3: the salient token takes over",
-    )
+    tidy(axes[0, 2], 10, xlabel="iteration", ylabel="weight for class 0",
+         title="Figure 3: the salient token takes over")  # fmt: skip
     for name, words in (("entropy", "attention"), ("entropy without attention", "without")):
         curve(axes[1, 1], found.numbers(name), band=0, label=words)
     level(axes[1, 1], found.numbers("asymptote")["value"][0], "limit")
-    tidy(
-        axes[1, 1],
-        10,
-        xlabel="iteration",
-        ylabel="entropy, nats",
-        title="Figure 4: entropy falls, then rises",
-    )
+    tidy(axes[1, 1], 10, xlabel="iteration", ylabel="entropy, nats",
+         title="Figure 4: entropy falls, then rises")  # fmt: skip
     return titled(figure, found, seeds=found.numbers("drift")["seed"].nunique())
 
 

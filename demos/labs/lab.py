@@ -258,7 +258,7 @@ class Steps:
 
 def descended(
     parameters: Sequence[Any],
-    rates: Sequence[float],
+    rates: Sequence[Any],
     loss: Callable[[], Any],
     look: Callable[[], dict[str, Any]],
     key: tuple[str, int],

@@ -5,10 +5,13 @@
 The walk has K states and goes one on with probability p, else one back. The model, trained from
 zero, is `f = V X softmax(X~^T W x~_N)`: X [state, N] has the one-hot states of the walk and a zero
 for the N-th, which is to be predicted; X~ is X over positions p_i[j] = sin(i j pi / (M + 1)). Its
-loss is `-ln(f_y + eps)`. It has the published size: K = 6, N = 97, 1000 + 1000 sequences, eps = .1,
-rate 1. --full has 12 seeds. Claims: for 0 < p < 1 accuracy reaches max(p, 1 - p), attention the
-last state, and V the direction of Pi^T. For p = 0 or 1, where the next state is certain, accuracy
-stays at 1 / K for ever.
+loss is `-ln(f_y + eps)`. It has the published sizes: K = 6 and N = 97, K = 20 and N = 101, both
+with 1000 + 1000 sequences, eps = .1, rate 1. --full has 12 seeds. Claims: for 0 < p < 1 accuracy
+reaches max(p, 1 - p), attention the last state, and V the direction of Pi^T. For p = 0 or 1, where
+the next state is certain, accuracy stays at 1 / K for ever.
+
+From random weights, N(0, .01^2), and with tokens of length 1 in the softmax, training leaves that,
+the slides say "to a certain extent": it is run at K = 20.
 
 The positions are orthogonal and all of length sqrt((M + 1) / 2), so W matters by one vector alone,
 W x~_N. A score is `a[x_i] + c_i`, with a number for each state and one for each position. A step of
@@ -20,7 +23,6 @@ naive form, a matrix product over all sequences, leaves it through rounding, and
 
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -28,16 +30,17 @@ from drawing import curve, panels, tidy, titled
 from lab import LabResult, Steps, claim, main, result, values
 from numpy.typing import NDArray
 
-STATES, TOKENS = 6, 97  # K, N
+STATES, MORE = 6, 20
+TOKENS = {STATES: 97, MORE: 101}  # K: N
 SEEDS = {"quick": 3, "full": 12}
 CERTAIN_SEEDS = 12
-PROBABILITIES, CERTAIN = (0.5, 0.8), (0, 1)
+PROBABILITIES, CERTAIN = ((STATES, 0.5), (STATES, 0.8), (MORE, 0.5)), (0, 1)
 COUNT, RATE = 1000, 1.0
 SETTLED = 10  # iterations, after which attention is one on the last state
 SEEN = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)  # iterations at which numbers are taken
 SHORT, LONG = 50, 400  # iterations of the naive and of the grouped form
-
-
+SCALE, LATER = 0.01, (1000, 2000)  # of random weights; iterations: the published, and twice those
+STARTS = {"random": (0.5, 1), "zero": (1,)}  # with tokens of length 1, and p
 M = 1000
 LENGTH = (M + 1) / 2  # |p_i|^2
 EPS = 0.1
@@ -95,11 +98,16 @@ def transition(p: float, states: int) -> NDArray:
 
 @dataclass
 class Model:
-    """V [to, from], and the scores' numbers a [state] and c [position]."""
+    """V [to, from], the scores' numbers a [state] and c [position], and how far a step moves them.
+
+    of_state, of_place: the factors of the gradient in the scores.
+    """
 
     v: NDArray
     a: NDArray
     c: NDArray
+    of_state: float = LENGTH
+    of_place: float | NDArray = LENGTH**2
 
     def attention(self, states: NDArray) -> NDArray:
         """Returns the attention of the last token, [n, N]."""
@@ -133,13 +141,27 @@ class Model:
         towards = np.zeros_like(self.v)
         np.add.at(towards, data.following, pull[:, None] * mixed)
         self.v = self.v + rate * towards
-        self.a = self.a + rate * LENGTH * change
-        self.c = self.c + rate * LENGTH**2 * slope.sum(axis=0)
+        self.a = self.a + rate * self.of_state * change
+        self.c = self.c + rate * self.of_place * slope.sum(axis=0)
 
 
 def zero(states: int, tokens: int) -> Model:
     """Returns the model before training from zero."""
     return Model(np.zeros((states, states)), np.zeros(states), np.zeros(tokens))
+
+
+def unit(states: int, tokens: int, scale: float, seed: int) -> Model:
+    """Returns the model with tokens of length 1 in the softmax, from normal weights of a scale.
+
+    W x~_N is normal too, so a and c are: of lengths 1 and |p| over that of a token. The last token
+    has no state, so that it is its position alone.
+    """
+    normal = np.random.default_rng([seed, 1]).normal
+    places = np.full(tokens, LENGTH / (1 + LENGTH))
+    places[-1] = 1
+    v, a = normal(size=(states, states)), normal(size=states) / (1 + LENGTH) ** 0.5
+    c = normal(size=tokens) * places**0.5
+    return Model(scale * v, scale * a, scale * c, 1 / (1 + LENGTH), places)
 
 
 def direction_distance(v: NDArray, wanted: NDArray) -> float:
@@ -241,20 +263,54 @@ def certain(p: int, states: int, tokens: int, seed: int) -> list[list]:
     return rows
 
 
-def of_uncertain(rows: list[list], p: float) -> list[dict]:
+def of_unit_tokens(start: str, p: float, states: int, tokens: int, seed: int) -> list[list]:
+    """Returns rows of accuracy and attention with tokens of length 1, by the start."""
+    data, fresh = (walks(p, states, tokens, COUNT, at) for at in (seed, seed + 1000))
+    if p in CERTAIN:
+        data, fresh = grouped(data), grouped(fresh)
+    model = unit(states, tokens, SCALE if start == "random" else 0.0, seed)
+    setting, rows = f"K={states} p={p}", []
+    for at in range(1, (LATER[-1] if p in CERTAIN else LATER[0]) + 1):
+        model.step(data, RATE)
+        if at in (*SEEN, LONG, *LATER) or at % 100 == 0:
+            right = model.predict(fresh.states).argmax(axis=1) == fresh.following
+            pattern = model.attention(fresh.states)[:, -2]
+            for name, value in (("accuracy", right), ("attention on the parent", pattern)):
+                rows.append([f"{start} start: {name}", setting, seed, at,
+                             float(value @ fresh.weights)])  # fmt: skip
+    return rows
+
+
+def of_starts(rows: list[list]) -> list[dict]:
+    """Returns the claims of a random start: it learns p = 1/2, and leaves chance at p = 1."""
+    at = lambda p, when, start="random", what="accuracy": values(  # noqa: E731
+        rows, f"{start} start: {what}", f"K={MORE} p={p}", when
+    )
+    fair, escaped = at(0.5, LATER[0]), {f"{when} iterations": at(1, when) for when in LATER}
+    return [
+        claim("random_walk.random", fair, cases={"less the best": fair - 0.5}, likelier=0.5,
+              baseline=values(rows, "accuracy of Bayes", f"K={MORE} p=0.5").mean(),
+              early=at(0.5, LONG).mean(), when=LONG, chance=1 / MORE),
+        claim("random_walk.escape", escaped[f"{LATER[-1]} iterations"], cases=escaped,
+              baseline=at(1, LATER[-1], "zero").mean(), begun=at(1, LATER[0]).mean(),
+              parent=at(1, LATER[-1], what="attention on the parent").mean(), states=MORE),
+    ]  # fmt: skip
+
+
+def of_uncertain(rows: list[list], p: float, states: int) -> list[dict]:
     """Returns the claims of a walk with 0 < p < 1: accuracy, attention, how V nears Pi^T.
 
     The distance of V is measured with exact shares of the walks.
     """
-    setting, last, likelier = f"K={STATES} p={p}", max(SEEN), max(p, 1 - p)
+    setting, last, likelier = f"K={states} p={p}", max(SEEN), max(p, 1 - p)
     at = lambda name, when: values(rows, name, setting, when)  # noqa: E731
     accuracy, parent = at("accuracy", SHORT), at("attention on the parent", SHORT)
     start, far = (at("exact: distance to Pi", when) for when in (SHORT, last))
     return [
         claim("random_walk.accuracy", accuracy, cases={"less the best": accuracy - likelier},
               baseline=at("accuracy of Bayes", 0).mean(), setting=setting, likelier=likelier,
-              chance=1 / STATES),
-        claim("random_walk.attention", parent, baseline=1 / TOKENS, setting=setting,
+              chance=1 / states),
+        claim("random_walk.attention", parent, baseline=1 / TOKENS[states], setting=setting,
               rest=1 - parent.mean()),
         claim("random_walk.distance", np.log(far / start) / np.log(last / SHORT), baseline=0.0,
               setting=setting, short=SHORT, last=last, begun=start.mean(), end=far.mean(),
@@ -263,12 +319,12 @@ def of_uncertain(rows: list[list], p: float) -> list[dict]:
     ]  # fmt: skip
 
 
-def of_certain(rows: list[list]) -> dict:
+def of_certain(rows: list[list], states: int) -> dict:
     """Returns the claim for p = 0 and 1: the largest range, which a naive sum drives up."""
     own, naive = (
         {
             f"p = {p}": max(
-                values(rows, f"{form}: {name}", f"K={STATES} p={p}").max()
+                values(rows, f"{form}: {name}", f"K={states} p={p}").max()
                 for name in ("range in V's rows", "range of attention")
             )
             for p in CERTAIN
@@ -277,50 +333,68 @@ def of_certain(rows: list[list]) -> dict:
     )
     return claim(
         "random_walk.stays", max(own.values()), cases=own, baseline=min(naive.values()),
-        n=CERTAIN_SEEDS, states=STATES, chance=1 / STATES,
+        n=CERTAIN_SEEDS, states=states, chance=1 / states,
     )  # fmt: skip
 
 
 def run(form: str, steps: Steps) -> LabResult:
     """Returns the claims about the random walk."""
-    makes = (uncertain, of_exact_shares)
-    kinds: list[Any] = [*product(makes, PROBABILITIES, range(SEEDS[form]))]
-    kinds += product((certain,), CERTAIN, range(CERTAIN_SEEDS))
+    kinds: list[Any] = [
+        (make, p, states, seed) for make in (uncertain, of_exact_shares)
+        for states, p in PROBABILITIES for seed in range(SEEDS[form])
+    ]  # fmt: skip
+    kinds += [(certain, p, states, seed) for states in TOKENS for p in CERTAIN
+              for seed in range(CERTAIN_SEEDS)]  # fmt: skip
     jobs = {
-        f"{make.__name__}-{STATES}-{p}-{seed}": partial(make, p, STATES, TOKENS, seed)
-        for make, p, seed in kinds
+        f"{make.__name__}-{states}-{p}-{seed}": partial(make, p, states, TOKENS[states], seed)
+        for make, p, states, seed in kinds
     }
+    jobs |= {
+        f"{start}-start-{p}-{seed}": partial(of_unit_tokens, start, p, MORE, TOKENS[MORE], seed)
+        for start in STARTS for p in STARTS[start] for seed in range(SEEDS[form])
+    }  # fmt: skip
     rows = steps.rows(jobs, "walks")
-    claims = [row for p in PROBABILITIES for row in of_uncertain(rows, p)] + [of_certain(rows)]
-    naive = values(rows, "naive: training accuracy")
-    return result("random_walk", form, claims, rows, escaped=sum(naive > 0.5), runs=len(naive))
+    claims = [row for states, p in PROBABILITIES for row in of_uncertain(rows, p, states)]
+    claims += [of_certain(rows, states) for states in TOKENS] + of_starts(rows)
+    naive = np.array([
+        values(rows, "naive: training accuracy", f"K={STATES} p={p}") for p in CERTAIN
+    ])  # fmt: skip
+    return result("random_walk", form, claims, rows, escaped=(naive > 0.5).sum(), runs=naive.size)
 
 
 def draw(found: LabResult) -> Any:
-    """Draws accuracy, attention and distances along training, and the certain walks' accuracy."""
-    figure, axes = panels(4, size=(16, 4.2))
+    """Draws training from zero, from random weights, and the certain walks' accuracy."""
+    figure, (axes, below) = panels(3, 2, size=(14, 7.5))
+    settings = [f"K={states} p={p}" for states, p in PROBABILITIES]
     for axis, quantity in zip(axes, ("accuracy", "attention on the parent"), strict=False):
-        for setting in (f"K={STATES} p={p}" for p in PROBABILITIES):
+        for setting in settings:
             curve(axis, found.numbers(quantity, setting=setting), "o-", 0, label=setting)
-        words = {"title": quantity, "ylim": (0, 1.03), "xscale": "log"}
+        words = {"title": f"{quantity}, from zero", "ylim": (0, 1.03), "xscale": "log"}
         tidy(axis, 8 * (axis is axes[0]), xlabel="iteration", **words)
     names = (("Pi", "-", r"$\Pi^T$"), ("root of Pi", ":", r"$\sqrt{\Pi^T}$"))
     for name, line, words in names:
-        for colour, p in enumerate(PROBABILITIES):
-            setting = f"K={STATES} p={p}"
+        for colour, setting in enumerate(settings):
             rows = found.numbers(f"exact: distance to {name}", setting=setting)
             label = f"{setting}, to {words}"
             curve(axes[2], rows, f"o{line}C{colour}", 0, label=label)
     words = "distance of V's direction, exact shares"
     tidy(axes[2], xlabel="iteration", title=words, xscale="log", yscale="log")
+    for axis, quantity in zip(below, ("accuracy", "attention on the parent"), strict=False):
+        for start, p in [(start, p) for start, each in STARTS.items() for p in each]:
+            rows = found.numbers(f"{start} start: {quantity}", setting=f"K={MORE} p={p}")
+            curve(axis, rows, label=f"p={p}, {start} start")
+        words = f"{quantity}, K={MORE}, tokens of length 1"
+        tidy(axis, 8 * (axis is below[0]), xlabel="iteration", title=words, ylim=(0, 1.03))
+    ticks = []
     for colour, form in enumerate(("grouped", "naive")):
-        rows = found.numbers(f"{form}: training accuracy")
-        for place, (_, one) in enumerate(rows.groupby("setting")):
+        rows = found.numbers(f"{form}: training accuracy").groupby("setting", sort=False)
+        ticks = [name for name, _ in rows]
+        for place, (_, one) in enumerate(rows):
             at = [place + colour * 0.4 + 0.025 * i for i in range(len(one))]
             label = form if place == 0 else None
-            axes[3].plot(at, one["value"], "o", markersize=4, color=f"C{colour}", label=label)
-    axes[3].set_xticks([place + 0.3 for place in range(2)], [f"K={STATES} p={p}" for p in CERTAIN])
-    tidy(axes[3], title="certain walks: training accuracy, each seed", ylim=(0, 1.05))
+            below[2].plot(at, one["value"], "o", markersize=4, color=f"C{colour}", label=label)
+    below[2].set_xticks([place + 0.3 for place in range(len(ticks))], ticks)
+    tidy(below[2], title="certain walks, from zero: each seed", ylim=(0, 1.05))
     return titled(figure, found)
 
 

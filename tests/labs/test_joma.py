@@ -31,7 +31,7 @@ from joma import (
 from joma_entropy import bounce, measured
 from joma_tree import LENGTH, PAD, Network, best_correlation, train, tree
 from scipy.integrate import quad
-from scipy.special import erfinv
+from scipy.special import erfinv, ndtr
 
 import crate_interp as ci
 from crate_interp.measures import attention_entropy
@@ -83,6 +83,30 @@ def test_theorem_2():
     printed = growth_invariant(v, DELTA, 2)[:, 2]  # as printed: the same for all
     assert np.ptp(printed) > 0.05 * printed.max()
     assert grown(DELTA, (1 - 1e-15) * end)[0] > 7 and np.isnan(grown(DELTA, 1.001 * end)[0])
+
+
+# Theorem 3: one ReLU unit near a critical point
+
+
+def test_the_field_of_a_unit_is_that_of_samples():
+    v, centre, scales = np.array([0.3, -0.8, 0.5, 0.1, 0.2]), 2 * joma.AXIS, (0.5, 2.0)
+    rng = np.random.default_rng(0)
+    x = centre + rng.normal(size=(400_000, 5)) * rng.choice(scales, size=(400_000, 1))
+    u = (x @ v)[:, None]
+    drawn = ((u > 0) * x, u.clip(0) * x)
+    for exact, each in zip(joma.half_space(v, centre, scales), drawn, strict=True):
+        assert (np.abs(exact - each.mean(axis=0)) < 5 * each.std(axis=0) / 400_000**0.5).all()
+
+
+@pytest.mark.parametrize("gradient", joma.GRADIENTS)
+def test_theorem_3_has_its_form_and_sign(gradient):
+    rate, mu = joma.unit_flow(gradient, 2.0, (1.0,))
+    assert np.abs(rate(mu)).max() < 1e-12
+    found = joma.near_critical(gradient, 2.0, (1.0,))
+    assert found["misfit"] < 0.1 < found["misfit of one"] and found["across"] * mu[0] > 0
+    if gradient.startswith("constant"):  # by hand: x+ Phi(r) over |mu|, and nothing along a ray
+        assert found["across"] == pytest.approx(2 * ndtr(2 * mu[0]) * mu[0], rel=1e-6)
+        assert abs(found["along"]) < 1e-9
 
 
 # Theorem 4: v' = (mu - v) e^(v^2 / 2), larger features converge exponentially faster
@@ -170,9 +194,10 @@ def test_a_bounce_is_not_negative_and_sees_no_offset(values, offset):
     assert bounce(curve[::-1]) == bounce(curve)
 
 
-def test_measured_is_the_cache_and_the_weights():
-    model = ci.load("crate-tiny-induction", revision="step-0")
-    tokens = joma_entropy.inputs("crate-tiny-induction", 3, model)
+@pytest.mark.parametrize(("kind", "lower"), [("crate", "D"), ("gpt", "fc_in.weight")])
+def test_measured_is_the_cache_and_the_weights(kind, lower):
+    model = ci.load(f"{kind}-tiny-induction", revision="step-0")
+    tokens = joma_entropy.inputs(f"{kind}-tiny-induction", 3, model)
     assert tokens.shape == (3, 49)
     entropy, ranks = measured(model, tokens)
     with torch.no_grad():
@@ -181,7 +206,7 @@ def test_measured_is_the_cache_and_the_weights():
         pattern = cache[f"blocks.{layer}.attn.hook_pattern"]
         by_hand = attention_entropy(pattern).mean(dim=(1, 2))
         np.testing.assert_allclose(entropy[layer], by_hand.numpy(), rtol=1e-5)
-        values = np.linalg.svd(block.mlp.D.detach().numpy(), compute_uv=False)
+        values = np.linalg.svd(block.mlp.get_parameter(lower).detach(), compute_uv=False)
         assert ranks[layer] == pytest.approx((values**2).sum() / values[0] ** 2, rel=1e-5)
 
 

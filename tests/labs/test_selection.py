@@ -12,7 +12,7 @@ from group_sparse import forward, logistic, positions, samples
 from hypothesis import given
 from hypothesis import strategies as st
 from max_margin import loss_of, margins, problem, slope_of, svm
-from random_walk import EPS, M, balanced, direction_distance, grouped, transition, walks, zero
+from random_walk import EPS, M, balanced, direction_distance, grouped, transition, unit, walks, zero
 from scipy.optimize import minimize
 from torch.testing import assert_close
 
@@ -38,6 +38,29 @@ def test_attention_is_the_sum_over_queries():
     f, _ = forward(h, v, w)
     by_hand = [sum(v @ one.T @ torch.softmax(one @ w @ token, dim=0) for token in one) for one in h]
     assert_close(f, torch.stack(by_hand))
+
+
+def test_a_margin_moves_the_chosen_group_alone():
+    direction, args = torch.tensor([0.6, 0.8]).double(), (5, torch.Generator())
+    (near, labels), (far, same) = (
+        samples(13, direction, args[0], args[1].manual_seed(2), margin) for margin in (0.0, 0.5)
+    )
+    assert torch.equal(labels, same)
+    reached = labels * (far[:, group_sparse.CHOSEN, :2] @ direction)
+    assert reached.min() > 0.5 and (far - near).abs().sum(dim=(0, 2)).count_nonzero() == 1
+
+
+def test_the_best_rate_is_that_of_the_other_seeds(monkeypatch):
+    monkeypatch.setattr(group_sparse, "RATES", (1.0, 2.0))
+    errors = {0: ([0.5, 0.0], [0.5, 0.4], [0.5, 0.3]), 1: ([0.5, 0.3], [0.5, 0.1], [0.5, 0.2])}
+    rows = [
+        [f"{name}, {rate}", "d = D = 3", seed, at * 4, error]
+        for name in group_sparse.LEARNERS for rate, seeds in errors.items()
+        for seed, curve in enumerate(seeds) for at, error in enumerate(curve)
+    ]  # fmt: skip
+    found = group_sparse.at_best_rate(rows, 3)
+    needs = [row[4] for row in found if row[0] == f"samples, {group_sparse.ZERO}"]
+    assert needs == [8, 8, 8]  # 4 would be seed 0 at its own best, seed 1 at rate 2
 
 
 def drawn_problem(samples, seed=0):
@@ -187,18 +210,28 @@ def test_what_a_form_leaves():
     assert scan.misfit(t, np.sin(t)) > 0.5
 
 
-def explicit(data, states, tokens, steps):
-    """V and attention by autograd on V and the whole of W, with the positions as vectors."""
+def explicit(data, states, tokens, steps, scale=0.0):
+    """V, attention, and what `Model` starts from, by autograd on V and the whole of W.
+
+    Positions are vectors; with a scale weights are random, and tokens have length 1 in the softmax.
+    """
     i = torch.arange(1, tokens + 1, dtype=torch.float64)
     positions = torch.sin(i * torch.arange(1, M + 1)[:, None] * torch.pi / (M + 1))  # [M, N]
     x = torch.zeros(len(data.states), states, tokens, dtype=torch.float64)
     x[:, :, :-1] = torch.eye(states, dtype=torch.float64)[data.states].mT
     both = torch.cat([x, positions.expand(len(x), -1, -1)], dim=1)  # [n, state + M, N]
-    v = torch.zeros(states, states, dtype=torch.float64, requires_grad=True)
-    w = torch.zeros(states + M, states + M, dtype=torch.float64, requires_grad=True)
+    lengths = both[0].norm(dim=0) if scale else torch.ones(tokens).double()
+    both, generator = both / lengths, torch.Generator().manual_seed(3)
+    v, w = (
+        (scale * torch.randn(size, size, generator=generator).double()).requires_grad_()
+        for size in (states, states + M)
+    )
+    with torch.no_grad():
+        row = w @ both[0, :, -1]
+        places = positions.T @ row[states:] / lengths
+        begun = [part.clone().numpy() for part in (v, row[:states] / lengths[0], places)]
     for _ in range(steps):
-        scores = (both.mT @ w @ both[:, :, -1:])[..., 0]
-        pattern = torch.softmax(scores, dim=-1)
+        pattern = torch.softmax((both.mT @ w @ both[:, :, -1:])[..., 0], dim=-1)
         f = (x @ pattern[..., None])[..., 0] @ v.T
         f = f.gather(1, torch.as_tensor(data.following)[:, None])[:, 0]
         loss = -(torch.as_tensor(data.weights) * (f + EPS).log()).sum()
@@ -207,15 +240,15 @@ def explicit(data, states, tokens, steps):
             v -= gradients[0]
             w -= gradients[1]
     scores = (both.mT @ w @ both[:, :, -1:])[..., 0]
-    return v.detach().numpy(), torch.softmax(scores, dim=-1).detach().numpy()
+    return v.detach().numpy(), torch.softmax(scores, dim=-1).detach().numpy(), begun
 
 
-@pytest.mark.parametrize("steps", [1, 2, 5])
-def test_the_model_is_the_whole_one(steps):
-    data, model = walks(0.7, 5, 11, 13, 0), zero(5, 11)
+@pytest.mark.parametrize(("steps", "scale"), [(1, 0.0), (5, 0.0), (5, 0.01)])
+def test_the_model_is_the_whole_one(steps, scale):
+    data, model = walks(0.7, 5, 11, 13, 0), (unit(5, 11, scale, 0) if scale else zero(5, 11))
+    v, pattern, (model.v, model.a, model.c) = explicit(data, 5, 11, steps, scale)
     for _ in range(steps):
         model.step(data, 1.0)
-    v, pattern = explicit(data, 5, 11, steps)
     np.testing.assert_allclose(model.v, v, rtol=1e-7)
     np.testing.assert_allclose(model.attention(data.states), pattern, atol=1e-7)
 
