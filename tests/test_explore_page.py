@@ -91,7 +91,7 @@ def test_pointing_at_a_patch_shows_its_row(seen, bench):
             most = max(patches.max(), 5 / 13)  # an even map looks even
             assert np.abs(alphas(page, head) - patches / most).max() < 0.01
         words = page.inner_text("#readout")
-        assert f"patch ({row}, {column}) gives most" in words and "1/13 = 0.077" in words
+        assert f"patch ({row}, {column}) gives most" in words and "1/13 = 7.7\xa0%" in words
         assert page.locator("#surface").bounding_box()["y"] == top  # it stays under the pointer
 
 

@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import crate_interp as ci
 from browser import driven, opened, overflow  # noqa: F401
+from conftest import make
 
 TEXT = "In the beginning was the Word, and the"
 
@@ -31,6 +33,14 @@ def of_picture():
 @pytest.fixture(scope="module")
 def picture_page(of_picture, tmp_path_factory):
     return ci.viz.graph(of_picture).save(tmp_path_factory.mktemp("graph") / "picture.html")
+
+
+@pytest.mark.parametrize("family", ["tost", "tost-ista", "cbt"])
+def test_a_model_whose_heads_have_no_scores_has_a_page(family):
+    model = make(family, image_size=(16, 16), patch_size=2)
+    image = torch.randn(3, 16, 16, generator=torch.Generator().manual_seed(0))
+    graph = ci.graph(model, image, tests=family == "cbt")
+    assert graph.answer in ci.viz.graph(graph).html() and not graph.looks()
 
 
 def largest(graph):

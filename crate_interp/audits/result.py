@@ -340,7 +340,7 @@ class AuditResult(Result):
         rows = rows[(rows["number"] == "compresses") & (rows["frame"] == "read")]
         falls, beyond = (rows["high"] < 0).sum(), (rows["verdict"] == verdicts.KEPT).sum()
         doubt = (
-            f"On the tokens as layers read them, {goal} falls in {falls} layers "
+            f"On the tokens as layers read them, {goal} falls in {falls} of {layers} layers "
             f"({self.counted_samples()}), and in {beyond} by more than with shuffled updates and "
             "random output maps."
         )

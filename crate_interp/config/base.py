@@ -215,7 +215,9 @@ class CrateConfig:
             sizes = f"{self.n_heads} * {self.d_head} != {self.d_model}"
             raise ValueError(f"variant={self.variant!r}: n_heads * d_head = d_model, not {sizes}.")
         if self.output_matrix and self.variant not in ("crate", "fix"):
-            raise ValueError(f"variant={self.variant!r} has no output matrix: leave it out.")
+            raise ValueError(
+                f"variant={self.variant!r} has no output matrix: leave out output_matrix."
+            )
         if self.family not in families.WITH_VARIANTS:
             checks.one_of("variant", self.variant, ("crate",))
         self._check_kind()

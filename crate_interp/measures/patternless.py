@@ -290,7 +290,7 @@ def _check_fit(codes: Tensor, weights: Tensor, axes: str, eps: float) -> None:
     checks.require_floats(weights, axes)
     tokens = (*weights.shape[:-2], weights.shape[-1]) if "rep" in axes else tuple(weights.shape)
     if tokens != tuple(codes.shape[:-1]):
-        raise ValueError(f"{list(weights.shape)} does not fit codes {list(codes.shape)}.")
+        raise ValueError(f"weights {list(weights.shape)} do not fit codes {list(codes.shape)}.")
 
 
 def _check_weights(weights: Tensor) -> None:

@@ -268,8 +268,8 @@ def check_read_out(cfg: CrateConfig, what: str) -> None:
     """Raises ValueError if `what` reads CLS in every layer, and CLS comes after the layers."""
     if getattr(cfg, "class_layers", 0):
         raise ValueError(
-            f"{what} reads one token in every layer, but in family {cfg.family!r} CLS first "
-            "reads the patches in cls_blocks, after all layers: use ci.circuits.path_patch or "
+            f"{what} reads one token in every layer, but in family {cfg.family!r} CLS "
+            "reads the patches only after all layers, in cls_blocks: use ci.circuits.path_patch or "
             "ci.linear_probe(..., pool='mean')."
         )
 

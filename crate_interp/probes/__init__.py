@@ -49,7 +49,7 @@ LINEAR_STATISTICS: dict[str, Statistic] = {
 
 
 def statistic(meta: Mapping[str, Any], name: str) -> Statistic:
-    """Returns the record of a "probe.statistic" of a result.
+    """Returns title, unit and reading of the statistic "probe.statistic" of a result.
 
     Unit, bounds and how to read it come from the result's meta. Title, direction and column come
     from the meta if it holds them, else from the built-in probe of this name. A statistic in

@@ -107,7 +107,7 @@ def decide(
     Args:
         inside: Whether the value lies within the bounds.
         tests: The test of the bounds.
-        rivals: The tests against each baseline, by the words for it; the first baseline is the
+        rivals: The tests against each baseline; keys: the words for it. The first baseline is the
             null.
         family: Cells of one family are tested together, by Holm's method.
         exempt: Which cells need not beat a rival.

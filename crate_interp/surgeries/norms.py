@@ -63,7 +63,9 @@ def attention_of_norms(
 
 def _check_tokens(pattern: Float[Tensor, "batch head query key"]) -> None:
     if pattern.shape[-2] != pattern.shape[-1]:
-        raise ValueError("norms are those of all tokens: generate with use_past_kv_cache=False.")
+        raise ValueError(
+            "a cache lacks the norms of earlier tokens: generate with use_past_kv_cache=False."
+        )
     if bool((pattern.amax(dim=(1, 2)) == 0).any()):  # a token that even itself does not see
         raise ValueError("norms are those of all tokens, without padding: give one text at a time.")
 

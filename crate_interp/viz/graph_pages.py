@@ -13,6 +13,7 @@ from crate_interp.results.result import model_name
 from crate_interp.viz.circuit_figures import graph_figure
 from crate_interp.viz.page import Html, data_uri, sources
 
+_LOOK = ["layer", "head", "query", "key"]  # what tells one look from another
 _HEADS = 3  # of an edge, those with the largest parts, are named on the page
 _STILL = 30  # codes in the figure that stands for the page where no JavaScript runs
 
@@ -72,7 +73,7 @@ def _data(graph: AttributionGraph, picture: pd.DataFrame) -> dict[str, Any]:
     places: Any = graph.table("places").pivot(index="layer", columns="pos", values="attribution")
     scaled = places.div(places.abs().max(axis=1).clip(lower=1e-30), axis=0)
     target, looks = meta["target"], graph.table("looks")
-    scores: Any = looks.groupby(["layer", "head", "query", "key"])["score"].first()
+    scores: Any = {} if looks.empty else looks.groupby(_LOOK)["score"].first()
     return {
         "nodes": nodes,
         "edges": _edges(graph, {node: number for number, node in enumerate(table["node"])}),

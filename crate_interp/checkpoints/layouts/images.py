@@ -210,7 +210,9 @@ def _the_one_projection(weight: Tensor) -> Tensor:
     """
     query, *others = weight.chunk(3)
     if not all(torch.equal(query, other) for other in others):
-        raise CheckpointError("in_proj_weight: query, key and value are different projections.")
+        raise CheckpointError(
+            "in_proj_weight: query, key and value differ, and a CRATE-CLIP has one projection."
+        )
     return query
 
 

@@ -166,7 +166,7 @@ class NamesOfAtoms(Question):
         """Refuses invalid requests, and fills in what model and samples decide."""
         check_atoms(model.cfg, "atom_names")
         if model.cfg.kind not in ("vision", "text"):
-            raise ValueError("names need one kind of sample: give a model of images or of texts.")
+            raise ValueError("give a model of images or of texts: names need one kind of sample.")
         if samples.n < 4:
             raise ValueError(
                 f"the data has {samples.n} samples, and names need four: give more samples."

@@ -234,7 +234,9 @@ def _ends(model: TextMixin, eos_token_id: int | Sequence[int] | None) -> tuple[i
     if eos_token_id is None:
         eos_token_id = getattr(model.tokenizer, "eos_token_id", None)
         if eos_token_id is None:
-            raise errors.TextError("there is no end: give eos_token_id, or stop_at_eos=False.")
+            raise errors.TextError(
+                "the tokenizer has no end: give eos_token_id, or stop_at_eos=False."
+            )
     ids: Any = eos_token_id if isinstance(eos_token_id, (list, tuple)) else [eos_token_id]
     return tuple(checks.count("eos_token_id", index, least=0) for index in ids)
 

@@ -55,13 +55,16 @@ function strongest(values) {
       ? best : token, null);
 }
 
+const amount = value => membership || state.mode === "alike" ? digits(value)
+  : value && value < .0005 ? "<0.1\u00a0%" : percent(value);
+
 // [the largest value for a tile, all in words for the pointer and a screen reader, the rest for the lead]
 function factsOf(values) {
   const best = strongest(values) ?? 0, sum = values.reduce((a, b) => a + b, 0);
   const effective = 1 / values.reduce((total, value) => total + value * value, 0);
   const rounded = isFinite(effective) ? effective.toFixed(effective < 9.95 ? 1 : 0) : "0";
-  const of = !isText && best < data.special ? "CLS " : ""; // CLS is in no patch of the map
-  const most = `${of}${digits(values[best])}`;
+  const of = !isText && best < data.special ? "CLS " : isText ? "" : "patch "; // CLS is in no patch of the map
+  const most = `${of}${amount(values[best])}`;
   const what = membership ? "membership" : "share";
   if (state.mode === "alike") return [most, `largest cosine ${most}`, ""];
   const rest = !membership && state.mode !== "from" ? `effectively ${rounded} tokens` : `sum ${sum.toFixed(2)}`;
@@ -70,7 +73,7 @@ function factsOf(values) {
 
 // What a head gives a token; names: those of both tokens, if they are not to be these two's own.
 function sentence(head, key, values, names = null) {
-  const value = digits(values[key]), who = names ?? nameOf(state.query);
+  const value = amount(values[key]), who = names ?? nameOf(state.query);
   const whom = names ?? (key === state.query ? "itself" : nameOf(key));
   const where = `L${state.layer}H${head}: `, best = names !== null || key === strongest(values);
   if (state.mode === "alike")
@@ -83,7 +86,7 @@ function sentence(head, key, values, names = null) {
       + `from ${names ?? nameOf(key)}`
     : data.map === "shared" ? `${who} shares ${most}, with ${whom}` : `${who} gives ${most}, to ${whom}`;
   return `${where}${words}: ${times.toFixed(times < 10 ? 1 : 0)} times the even share, `
-    + `1/${parts} = ${digits(1 / parts)}${factsOf(values)[2]}.`;
+    + `1/${parts} = ${amount(1 / parts)}${factsOf(values)[2]}.`;
 }
 
 const longestName = () => Array.from({length: data.count}, (_, token) => nameOf(token))
@@ -144,7 +147,7 @@ function drawChosen(every) {
   const order = Array.from(values.keys()).filter(token => state.mode !== "alike"
     || token !== state.query).sort((a, b) => values[b] - values[a]);
   const best = order.slice(0, isText ? 12 : 8).filter(token => values[token]);
-  ranked(byId("keys"), best.map(token => ({name: nameOf(token), words: digits(values[token]),
+  ranked(byId("keys"), best.map(token => ({name: nameOf(token), words: amount(values[token]),
     share: values[token] / values[best[0]], pick: () => choose({query: token, pinned: true})})));
   if (isText) return drawText(values, most);
   byId("keys-words").textContent = `for L${state.layer}H${head}`;
@@ -152,14 +155,14 @@ function drawChosen(every) {
   for (const [name, token] of [["large-query", state.query], ["large-key", state.key],
     ["query-mark", state.query]]) mark(byId(name), token, data.grid);
   if (data.special) {
-    byId("cls-key").textContent = `CLS ${digits(values[0])}`;
+    byId("cls-key").textContent = `CLS ${amount(values[0])}`;
     byId("cls-key").style.setProperty("--share", Math.min(1, Math.abs(values[0]) / most));
     byId("cls-key").classList.toggle("below", values[0] < 0);
     byId("cls").setAttribute("aria-pressed", state.query === 0);
   }
   const signed = state.mode === "alike";
   byId("large").parentElement.classList.toggle("signed", signed);
-  byId("bar-words").textContent = `${signed ? digits(-most) : 0} to ${digits(most)}`;
+  byId("bar-words").textContent = `${signed ? amount(-most) : 0} to ${amount(most)}`;
   drawOverlay();
 }
 
