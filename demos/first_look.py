@@ -12,7 +12,7 @@ from playwright.sync_api import sync_playwright
 import crate_interp as ci
 
 SAMPLE, STATE = 5, "layer=3&head=1&mode=to&scale=row&off=head&over=none"
-PART = {"x": 20, "y": 66, "width": 1240, "height": 660}  # of the window, in pixels
+PART = {"x": 20, "y": 66, "width": 1240, "height": 622}  # of the window, in pixels
 
 
 def main(out: Path) -> None:

@@ -299,8 +299,8 @@ def test_rows_end_at_their_stop_token():
     assert torch.equal(made[1], free[1])
     several = lm.generate(tokens, 6, eos_token_id=[end, int(free[1, 0])], **told)[:, 5:]
     assert several.shape[1] == 3 and several[1].tolist() == [int(free[1, 0])] + [end] * 2
-    refuses("there is no end", lambda: lm.generate(tokens), AssertionError)
-    refuses("there is no end", lambda: lm.generate(tokens), ValueError)
+    refuses("the tokenizer has no end", lambda: lm.generate(tokens), AssertionError)
+    refuses("the tokenizer has no end", lambda: lm.generate(tokens), ValueError)
 
 
 def test_text_comes_back_as_it_went_in(chat):
