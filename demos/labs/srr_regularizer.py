@@ -7,8 +7,8 @@ points more accuracy (Table 2, one run each, CIFAR). Here four variants are trai
 scikit-learn's digits with and without the term on the last layer, from the same weights with the
 same batches, so differences are paired by seed. The weight is the paper's, 1e-3; others stand
 among the numbers. The paper's term counts entries, which has no gradient; "l1" takes the sum of
-their sizes in its place. Table 6 has the term on one layer, or on a random one at each step: here on
-the first, the last and a random layer.
+their sizes in its place. Table 6 has the term on one layer, or on a random one at each step: here
+on the first, the last and a random layer.
 """
 
 from functools import partial
