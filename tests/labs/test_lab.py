@@ -101,7 +101,7 @@ LABS = {
     "robustness": ({"COUNT": {"quick": 9}}, 5, []),
     "scan_and_snap": ({"ITERATIONS": 600}, 3, []),
     "sparsity_ablation": ({}, 7, []),
-    "srr_regularizer": ({"STEPS": {"quick": 7}}, 4, []),
+    "srr_regularizer": ({"STEPS": {"quick": 7}}, 6, []),
     "srr_toy": ({}, 4, ["depends"]),
     "srr_zoo": ({}, 14, []),
     "training_lens": ({}, 3, []),
