@@ -72,7 +72,7 @@ class AttentionReason(Result):
         atoms: Any = self._table("pieces").query("side == 'key' and atom >= 0").nlargest(2, "part")
         names = ", ".join(map(piece_name, atoms["layer"], atoms["atom"]))
         lead = (
-            f"{head}: {query} looks at {key} because of {names} and {k - 2} others: without them "
+            f"{head}: {query} looks at {key} because of {names}, {k - 2} others: without them "
             f"{share} falls to {said['strongest']}."
         )
         if left["strongest"] >= runs["low"]["random"]:  # no less than without random atoms
