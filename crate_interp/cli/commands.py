@@ -266,14 +266,16 @@ def graph(request: Request, sample: Annotated[int, _SAMPLE] = 0) -> None:
 
 
 @command(
-    example="crate-tiny-fashion --data embedded:fashion --head L1H0 --query 0",
+    example="crate-tiny-fashion --data embedded:fashion --head L1H0",
     fields=ONE_INPUT,
-    required=("source", "head", "query"),
+    required=("source", "head"),
 )
 def why(
     request: Request,
     head: Annotated[str | None, "The head, such as L1H0."] = None,
-    query: Annotated[int | None, "The token that looks, from 0; CLS is 0 in most models."] = None,
+    query: Annotated[
+        int | None, "The token that looks, from 0. Default: 0, CLS in most models."
+    ] = None,
     key: Annotated[
         int | None, "The token that it looks at. Default: the other token with most attention."
     ] = None,

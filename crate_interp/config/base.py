@@ -181,6 +181,9 @@ class CrateConfig:
             family = checks.one_of("family", values.get("family"), FAMILIES)
             cls = CrateConfig.classes[class_name(FAMILIES[family])]
         check_names(values)
+        needed = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]
+        if missing := [f"{name}=" for name in needed if values and name not in values]:
+            raise ValueError(f"CrateConfig lacks {', '.join(missing)}: give them.")
         for name in values.keys() - cls.__dataclass_fields__.keys():
             family = checks.quote(values.get("family"))
             raise ValueError(f"{name}: models of family {family} have no such field; leave it out.")

@@ -148,7 +148,9 @@ class VisionConfig(ImageConfig):
             self._set(labels=None, d_features=None)
         self._derive(n_ctx=self.n_tokens, d_vocab=self.n_classes)
         if self.labels is not None and len(self.labels) != self.n_classes:
-            raise ValueError(f"{len(self.labels)} labels for n_classes={self.n_classes}.")
+            raise ValueError(
+                f"labels: {len(self.labels)} names for {self.n_classes} classes. Give all in order."
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain JSON values; `stem` and `class_layers` if unusual."""

@@ -128,7 +128,7 @@ def true_loss(model: HookedModel, samples: Samples, labels: Sequence[Any] | None
         what = f"the label {checks.quote(given[wrong])} of sample {samples.start + wrong}"
         what += " is not one class of the model"
     raise ValueError(
-        f"the loss needs the true class of each image: {what}: give labels that are "
+        f"loss and accuracy need the true class of each image: {what}: give labels that are "
         f"{checks.quote(model.cfg.labels or range(count))}, or load the model with labels=[...], "
         f"{count} class names in the order of its outputs."
     )

@@ -26,7 +26,8 @@ PAGES, ROOT = HERE / "pages", HERE.parent.parent
 START = """\
 # Where each paper's methods are
 
-Of {all} systems, methods and claims in five documents {count} can be run here.
+A method of a paper, and the command or function that runs it: {count} of {all} systems, methods
+and claims in five documents.
 
 For the rest one sentence says what is missing. A command or function in the second column runs what
 the first column names; the page explains it. [What the papers claim](claims.md) has the papers'

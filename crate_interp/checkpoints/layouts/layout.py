@@ -252,7 +252,7 @@ class Layout:
                 if key not in shapes:
                     raise CheckpointError(
                         f"the key {key} is missing, the map to the classes. If the file has none, "
-                        "give head=False; if the key has another name, give rename=."
+                        "give head=False; give rename= for a key of another name."
                     )
             for name, size in zip(axes, shapes.of(key, len(axes)), strict=True):
                 if name is not None:

@@ -210,10 +210,8 @@ class AttributionGraph(Result):
         if worse and share >= FAITHFUL:
             than = "worse" if "better" in worse else "no better"
             lead = f"The graph's {codes} do {than} than the {count} largest: {part} and {size}"
-            start = [
-                f"{lead} of the logit of {self.answer}.",
-                f"{random[2:].capitalize()}." * bool(random),
-            ]
+            start = [f"{lead} of the logit of {self.answer}."]
+            start += [f"{random[2:].capitalize()}."] * bool(random)
         if CHANCE in self.warnings():
             words = f"The {codes} alone {give} {part} of the answer's logit{random}"
             start = [CHANCE, f"{words}, the largest {size}."]
@@ -243,7 +241,7 @@ class AttributionGraph(Result):
             f"Without the graph's codes {left} of the logit is left.",
             *warnings,
             f"{begin} {abs(target['logit']):.2f} {'above' if target['logit'] >= 0 else 'below'} "
-            f"{less}. " + f"Attributions choose {better} better than size does." * bool(better)
+            f"{less}." + f" Attributions choose {better} better than size does." * bool(better)
             + tested * bool(len(known)),
         ]  # fmt: skip
 
