@@ -115,5 +115,7 @@ def test_what_has_no_reason():
     refuses("give one sample", lambda: why(model, IMAGE.expand(2, 3, 6, 20), 1, 0, 0, 1))
     refuses("ToST's heads have no scores", lambda: why(make_lm("tost-lm"), TOKENS, 1, 0, 5, 1))
     assert why(model.float(), IMAGE.float(), 1, 0, 0, 1).finding()
+    assert why(model, IMAGE.float(), 1, 0).meta["places"][0] == 0  # CLS
+    assert why(lm, TOKENS, 1, 0).meta["places"][0] == TOKENS.shape[1] - 1
     with model.hooks([("blocks.1.attn.hook_attn_scores", lambda value, hook: value + 5)]):
         refuses("a hook changes", lambda: why(model, IMAGE.float(), 1, 0, 0, 1))

@@ -53,7 +53,7 @@ def why_attends(
     inputs: object,
     layer: int,
     head: int,
-    query: int,
+    query: int | None = None,
     key: int | None = None,
     *,
     seed: int = 0,
@@ -73,7 +73,7 @@ def why_attends(
         inputs: One sample: an image, or token ids, or a text.
         layer: The layer of the head, from 1 on, because layer 0 reads embeddings and no codes.
         head: The head.
-        query: The token that looks; 0 is CLS in most image models.
+        query: The token that looks. Default: 0, CLS in most image models; of a text the last.
         key: The token that it looks at. Default: the other token that it looks at most.
         seed: Draws random atoms, random axes and the untrained network.
 
@@ -90,6 +90,8 @@ def why_attends(
     if model.cfg.facts["attention"] == "tssa":
         raise ValueError("why_attends: ToST's heads have no scores between tokens.")
     sample = questions.one_sample(model, inputs)
+    if query is None:
+        query = sample.shape[1] - 1 if model.cfg.kind == "text" else 0
     if model.cfg.causal and checks.is_int(query) and 0 <= query < sample.shape[1]:
         end = max(query, key or 0) if key is None or checks.is_int(key) else query
         sample = sample[:, : end + 1]  # later tokens change nothing

@@ -274,7 +274,7 @@ def why(
     request: Request,
     head: Annotated[str | None, "The head, such as L1H0."] = None,
     query: Annotated[
-        int | None, "The token that looks, from 0. Default: 0, CLS in most models."
+        int | None, "The token that looks, from 0. Default: CLS, or the last of a text."
     ] = None,
     key: Annotated[
         int | None, "The token that it looks at. Default: the other token with most attention."
@@ -291,7 +291,7 @@ def why(
         raise ValueError(f"--head {head}: give a head such as L1H0.")
     layer, number = place_of(name)[0], number_of(name)
     _, inputs, _ = _one_sample(request.model, request.looked_at, sample)
-    reason = ci.circuits.why_attends(request.model, inputs, layer, number, int(query or 0), key)
+    reason = ci.circuits.why_attends(request.model, inputs, layer, number, query, key)
     pairs = reason.table().query("query_atom >= 0 and key_atom >= 0")
     request.show(reason, ci.viz.why_page, _in_text(pairs.head(HEADS)), reason.legend())
 
