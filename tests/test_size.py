@@ -50,7 +50,7 @@ def test_few_public_parameters_are_any():
 
 
 ROOT = Path(__file__).parent.parent
-CODE, TESTS, DEMOS = 30_074, 32_501, 15_532
+CODE, TESTS, DEMOS = 30_079, 32_504, 15_532
 FILES, FUNCTIONS = 220, 2_568  # of the library
 
 

@@ -51,8 +51,8 @@ def attention(
     at a pair shows its share in words and highlights the tokens or patches that the row attends to;
     the arrow keys go from pair to pair.
 
-    Shares are stored in 65,535 steps of the largest share in their row: 12 heads of 197 tokens make
-    1.3 MB.
+    A row's largest share is stored with four digits, the others in 255 steps of the second: 12
+    heads of 197 tokens make 0.8 MB.
 
     Args:
         cache: From `model.run_with_cache(x)`, with attn.hook_pattern of the layer.
@@ -103,11 +103,16 @@ def attention(
 
 
 def _packed(values: Float[np.ndarray, "head query key"]) -> dict[str, Any]:
-    """Returns the shares in steps of 1/65,535 of their row's largest, and these largest shares."""
-    largest = values.max(axis=2)
-    steps = (values / largest.clip(min=1e-30)[..., None] * 65535).round().astype("<u2")
-    digits = [[float(f"{most:.4g}") for most in rows] for rows in largest]
-    return {"bytes": base64.b64encode(steps.tobytes()).decode(), "largest": digits}
+    """Returns each row's largest share and its place, and the others in steps of the second."""
+    top, rest = values.argmax(axis=2), values.copy()
+    np.put_along_axis(rest, top[..., None], 0, axis=2)
+    largest, second = values.max(axis=2), rest.max(axis=2)
+    steps = (rest / second.clip(min=1e-30)[..., None] * 255).round().astype(np.uint8)
+    digits = {
+        name: [[float(f"{most:.4g}") for most in rows] for rows in rows_of]
+        for name, rows_of in (("largest", largest), ("second", second))
+    }
+    return {"bytes": base64.b64encode(steps.tobytes()).decode(), "top": top.tolist(), **digits}
 
 
 def _finding(

@@ -38,7 +38,7 @@ function card(atom) {
   if (atom.effect !== null) {
     const words = `${interval(atom.effect, atom.low, atom.high)} nats${atom.exact ? "" : ", to first order"}`;
     const line = made("span", atom.clear ? "effect" : "effect unclear",
-      atom.clear ? `loss without it: ${words}` : "loss without it: can't tell");
+      atom.clear ? `change of the loss without it: ${words}` : "loss without it: can't tell");
     line.title = words;
     link.append(line);
   }

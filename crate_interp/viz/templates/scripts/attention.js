@@ -1,14 +1,14 @@
 // Attention of a layer's heads: the matrix of one head, and what the query under the pointer looks at.
 "use strict";
 const data = JSON.parse(document.getElementById("pattern").textContent);
-const count = data.tokens.length, steps = new Uint16Array(Uint8Array.from(atob(data.bytes), c => c.charCodeAt(0)).buffer);
+const count = data.tokens.length, steps = Uint8Array.from(atob(data.bytes), c => c.charCodeAt(0));
 const find = id => document.getElementById(id);
 const canvas = find("matrix"), scale = find("scale"), live = find("live");
 let head = data.first, cell = null;  // cell: [query, key] under the pointer
 let pinned = false;
 const pictured = find("tokens").classList.contains("over");
 
-const share = (h, q, k) => steps[(h * count + q) * count + k] / 65535 * data.largest[h][q];
+const share = (h, q, k) => k === data.top[h][q] ? data.largest[h][q] : steps[(h * count + q) * count + k] / 255 * data.second[h][q];
 const keys = q => data.causal ? q + 1 : count;  // how many keys a query sees
 const scales = {  // the value of a colour, from 0 to 1, and the words at the end of the colour bar
   row: {of: (h, q, k) => share(h, q, k) / (data.largest[h][q] || 1), end: () => "the row's largest"},
