@@ -271,7 +271,7 @@ def test_text_and_notebook_are_the_same():
         assert nbformat.writes(here.synced(DEMOS / f"{name}.py")) == nbformat.writes(kept), (
             f"{name}: run_notebooks.py --sync"
         )
-        assert path.stat().st_size < 1_900_000  # an explorer alone has 1.2 MB
+        assert path.stat().st_size < 1_500_000
         assert all(cell["outputs"] or "import" in cell.source or "=" in cell.source
                    for cell in kept.cells if cell.cell_type == "code")  # fmt: skip
         lead = kept.cells[0].get("attachments", {})

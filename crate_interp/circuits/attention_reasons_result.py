@@ -83,14 +83,13 @@ class AttentionReason(Result):
                 f"{head}: random axes explain better than atoms why {query} gives {key} {share}. "
                 f"Without {k} atoms {said['strongest']} is left."
             )
-        even, start = _per_cent(meta["even"]), [lead]
+        even = f"Even attention would give it {_per_cent(meta['even'])}."
+        start = [lead, even]
         if meta["attention"] < meta["even"]:
-            looks = f"{head} hardly looks from {query} at {key}"
-            start = [f"{looks}: {share}, and even attention gives {even}.", lead]
+            start = [f"{head} hardly looks from {query} at {key}: {share}. {even}", lead]
         return [
-            *start,
-            f"Even attention would give it {even}. "
-            f"The {k} {words[rival]} carry {more}: without them {said[rival]} is left.",
+            start[0],
+            f"{start[1]} The {k} {words[rival]} carry {more}: without them {said[rival]} is left.",
             f"Without {k} random atoms of the key {said['random']} is left, without the {k} "
             f"largest {said['largest']}. The score is {meta['score']:.2f}, and pairs of atoms give "
             f"{meta['score_of_atoms']:.2f} of it. The rest comes from biases and from what no atom "

@@ -175,8 +175,9 @@ def activations(
     word = entry_word(model.cfg.sparse_step)
     title, kicker = f"{name_of(cache)}: where {word}s are on", f"{point}, sample {sample}"
     patches = model.cfg.n_special if model.cfg.kind != "text" and tokens is None else 0
-    said = _most_on(values[patches:], called[patches:], chosen, picked, word)
-    _, first, best = np.unravel_index(int(values[patches:].argmax()), values[patches:].shape)
+    places = values[patches:]
+    said = _most_on(places, called[patches:], chosen, picked, word)
+    _, first, best = np.unravel_index(int(places.argmax()), places.shape)
     data = {
         "tokens": names_of(model, known, len(found[0]), grid),
         "values": _rounded(values.permute(1, 2, 0)),  # [layer, atom, pos]

@@ -227,6 +227,11 @@ def line(
         axes.fill_between(x, low, high, color=color, alpha=0.22, lw=0, label=band_label)
 
 
+def percent(tick: float, _: object) -> str:
+    """Returns a share on an axis in per cent."""
+    return f"{100 * tick:g}\u00a0%"
+
+
 def set_layers(
     axes: Axes,
     ylabel: str = "",

@@ -293,7 +293,7 @@ def why_figure(
         canvas.line(axes, rows["k"], rows["attention"], band, **look)
     canvas.set_layers(axes, "attention that is left", "atoms taken out of the key")
     axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(lambda tick, _: f"{100 * tick:g}\u00a0%")
+    axes.yaxis.set_major_formatter(canvas.percent)
     head = f"L{reason.meta['layer']}H{reason.meta['head']}"
     words = f"{head} from {reason.meta['query']} to {reason.meta['key']}"
     return canvas.finished(figure, [axes], ax, title, words)

@@ -49,13 +49,9 @@ def audited_number(
         if not np.isnan(mean).all():
             line(axes, by_layer.index, mean, (low, high), **look)
     if percent:
-        axes.yaxis.set_major_formatter(_percent)
+        axes.yaxis.set_major_formatter(canvas.percent)
     canvas.set_layers(axes)
     return canvas.finished(figure, [axes], None, "", "")
-
-
-def _percent(tick: float, _: object) -> str:
-    return f"{100 * tick:g}\u00a0%"
 
 
 def compare(
@@ -170,7 +166,7 @@ def concentration(
     below.plot(rows["layer"], rows["ratio"].where(rows["learned_p"] <= LEVEL), "o", color=TRAINED)
     if rows["untrained"].notna().any():
         line(below, rows["layer"], rows["untrained"], color=CHANCE, ls="--", label="untrained")
-    above.yaxis.set_major_formatter(_percent)
+    above.yaxis.set_major_formatter(canvas.percent)
     canvas.set_layers(above, "share of the gap closed", "", size=SMALL)
     canvas.set_layers(below, "entries / rotated", size=SMALL)
     for axes in (above, below):
