@@ -129,14 +129,14 @@ def followed(table: pd.DataFrame, kind: str) -> tuple[str, dict[str, Interval]]:
     """Returns whether attention lowers its own objective, and its change less each null.
 
     "yes" if the interval of the change and of each difference lies below 0, "no" if one lies above,
-    else "undecided".
+    else "can't tell".
     """
     change = values_of(table, kind, "change")
     found = {name: mean_interval(change - values_of(table, kind, name)) for name in NULLS}
     every = [mean_interval(change), *found.values()]
     if any(one.low > 0 for one in every):
         return "no", found
-    return "yes" if all(one.high < 0 for one in every) else "undecided", found
+    return "yes" if all(one.high < 0 for one in every) else "can't tell", found
 
 
 def costs() -> pd.DataFrame:
@@ -199,8 +199,8 @@ def text(table: pd.DataFrame, cost: pd.DataFrame) -> str:
             cells = (*rates, _shown(change, 100), *less, followed(table, kind)[0])
             objectives.append((name, *cells))
     head = ("kind", "accuracy, %", "zeros, %", "untrained", "Jaccard, x 100", "untrained")
-    second = ("own objective", "before, nats", "after", "change, %", "less shuffled",
-              "less random W_O", "less untrained", "followed")  # fmt: skip
+    second = ("own objective", "before, nats", "after", "change, %", "minus shuffled",
+              "minus random W_O", "minus untrained", "followed")  # fmt: skip
     third = ("microseconds a token", *(f"{tokens:,} tokens" for tokens in cost), "last / first")
     tables = ((head, levels), (second, objectives), (third, costs))
     return "\n\n".join(in_markdown(*one) for one in tables)

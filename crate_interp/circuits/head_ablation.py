@@ -141,38 +141,40 @@ class HeadAblation(Result):
         verb = "rises" if (drop > 0) == (metric == "loss") else "falls"
         counted = self.counted_samples()
         others = table[(table["drop"] * drop > 0) & (table.index != best.name)]
-        rival = self._rival(others, best) if len(others) else ""
+        base, guess = (self._size(value, "%") for value in (best["base"], self.guessing()))
         said = [
-            f"Without head {head} the {metric} {verb} most, by {self._size(drop)}{rival}.",
+            f"Without head {head} the {metric} {verb} most, by {self._size(drop)} from {base}.",
+            *(self._rival(others, best) if len(others) else []),
             f"Of {len(table)} heads{' that were ablated' * ('exact' in every)} of "
             f"{self.meta['model'] or 'the model'} on {counted}, {(shown['drop'] > 0).sum()} are "
             f"shown to help and {(shown['drop'] < 0).sum()} to harm.",
         ]
         if not len(shown):
             said = [
-                f"No head of {self.meta['model'] or 'the model'} is shown to matter on {counted}.",
+                f"No head of {self.meta['model'] or 'the model'} is shown to matter on {counted} "
+                f"({metric} {base}).",
                 f"The effect of {head} is the largest, but may be chance (p {best['p']:.2g} over "
                 "all heads).",
             ]
         ends = self.interval_words(best["low"], best["high"], before="by itself ")
         said += [
-            f"The effect of {head} ({settings['how']} ablation) is {drop:+.3g} {unit} ({ends}), "
-            f"from a base of {best['base']:.3g} (guessing: {self.guessing():.3g})."
+            f"The effect of {head} ({settings['how']} ablation) is {drop:+.3g} {unit} ({ends}). "
+            f"Equally likely answers would have {guess}."
         ]
         return [*self._worse(), *said]
 
-    def _rival(self, heads: Any, best: Any) -> str:
-        """Returns which effect comes next, if it may be as large (paired by sample), or ""."""
+    def _rival(self, heads: Any, best: Any) -> list[str]:
+        """Returns which effect comes next, if it may be as large (paired by sample)."""
         other = heads.loc[heads["drop"].abs().idxmax()]
         samples = self._table("samples").pivot(index="sample", columns=["layer", "head"])["ablated"]
         gap = samples[best["layer"], best["head"]] - samples[other["layer"], other["head"]]
         test = paired(self.by_group(gap.to_numpy(float)[:, None], gap.index))
         name, size = head_name(int(other["layer"]), int(other["head"])), self._size(other["drop"])
-        return "" if signs(*test.ends)[0] else f"; we can't tell it from {name} ({size})"
+        return [] if signs(*test.ends)[0] else [f"We can't tell it from {name} ({size})."]
 
-    def _size(self, drop: float) -> str:
+    def _size(self, value: float, share: str = "points") -> str:
         by_loss = self.meta["settings"]["metric"] == "loss"
-        return f"{abs(drop):.2f} nats" if by_loss else f"{100 * abs(drop):.0f} points"
+        return f"{abs(value):.2f} nats" if by_loss else f"{100 * abs(value):.0f} {share}"
 
     def guessing(self) -> float:
         """Returns the metric of equally likely answers."""

@@ -63,6 +63,7 @@ def command_function(name: str, command: Command) -> Callable[..., None]:
             from crate_interp.questions.asking import dry_run
 
             with TemporaryDirectory() as scratch, dry_run():
+                request.options["progress"] = not request.quiet
                 command.call(replace(request, out=Path(scratch, "out")), **arguments)
             return
         with folders.locked(request.out) if alone else nullcontext():

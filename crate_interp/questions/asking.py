@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
 
 from crate_interp.core import checks
@@ -272,14 +272,17 @@ class Experiment:
             total=todo, desc=label, unit=self.model.unit.removesuffix("s"),
             disable=not self.options.progress, leave=False,
         )  # fmt: skip
+        if is_dry() and todo and not step.whole:  # the first sample of all waits for imports
+            first = next(open_tasks())
+            list(self.engine(work, [replace(first, stop=first.start + 1)], lambda _: None))
         with bar:
             measured = self.engine(work, open_tasks(), bar.update)
             try:
                 for task, tables in timed(measured, work, todo, self.chunks.out is not None):
                     self.chunks.put(step, task, tables)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as stop:
                 if self.chunks.out is not None:
-                    note(f"{self.chunks.out}: interrupted. The same call continues from there.")
+                    stop.add_note(f"The same call continues in {self.chunks.out}.")
                 raise
         if is_dry():
             return sum(block.count for block in self.chunks.blocks[step.name].values())

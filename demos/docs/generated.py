@@ -108,7 +108,7 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
     if own == "index.md":  # its first picture is of a page that the site has
         live = rf'<iframe class="live" src="{EXPLORER}" title="\1" loading="lazy"></iframe>'
         live += f' <a href="{EXPLORER}">Open the page alone</a>'
-        html = re.sub(r'<img alt="([^"]*)"[^>]*>', live, html, count=1)
+        html = re.sub(r'<img alt="([^"]*)"[^>]*>( \(A picture.*?\))?', live, html, count=1)
     if own != "glossary.md":
         html = explained(html, f"{up}/glossary.html")
     return in_prose(html, typeset)
