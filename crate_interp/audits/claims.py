@@ -8,7 +8,7 @@ stand in claims.toml beside this file.
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 GRID = (0.01, 0.1, 1.0, 10.0, 100.0)  # further eps at which rates are measured
 # properties that a claim needs of a layer; `why_not` in crate_interp/audits/layer.py tells which
@@ -67,7 +67,7 @@ class Claim:
     says: str
     where: str
     group: str
-    needs: tuple[Need, ...]
+    needs: list[Need]
     numbers: dict[str, Number]
     held: str = "holds"
     missed: str = "does not hold"
@@ -85,13 +85,10 @@ class Null:
     words: str = ""
 
 
-def _claim(numbers: dict[str, Any], needs: list[Need], **fields: str) -> Claim:
-    records = {name: Number(**number) for name, number in numbers.items()}
-    return Claim(numbers=records, needs=tuple(needs), **fields)
-
-
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-CLAIMS = {name: _claim(**fields) for name, fields in _TABLES["claims"].items()}
+for _claim in _TABLES["claims"].values():
+    _claim["numbers"] = {name: Number(**number) for name, number in _claim["numbers"].items()}
+CLAIMS = {name: Claim(**claim) for name, claim in _TABLES["claims"].items()}
 NUMBERS = {name: number for claim in CLAIMS.values() for name, number in claim.numbers.items()}
 # number -> the claim it belongs to
 CLAIM_OF = {number: name for name, claim in CLAIMS.items() for number in claim.numbers}

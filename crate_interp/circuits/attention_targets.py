@@ -92,13 +92,14 @@ def head_scores(
                 raise ValueError(f"the targets {name!r} are not a bool tensor of shape {shape}.")
             visible = _visible_keys(cache, pattern)
             hits = mask.to(pattern.device) & visible
-            has_target = hits.any(dim=-1)  # [batch, query]
-            counts = has_target.any(dim=-1)  # whether a sample counts, [batch]
+            has_target = hits.any(dim=-1)[:, None]  # [batch, 1, query]
+            counts = has_target.any(dim=(1, 2))  # whether a sample counts, [batch]
             if not counts.any():
                 raise ValueError(f"no query sees a target {name!r}: give other tokens.")
             shares = (hits.sum(dim=-1) / visible.sum(dim=-1).clamp(min=1))[:, None]
+            asked = has_target.sum(dim=-1).clamp(min=1)  # queries that have a target
             scores, even = (  # [sample, head], [sample, 1]
-                _mean_over(values, has_target)[counts].double().cpu().numpy()
+                ((values * has_target).sum(dim=-1) / asked)[counts].double().cpu().numpy()
                 for values in ((pattern * hits[:, None]).sum(dim=-1), shares)
             )
             low, high = mean_interval(by_group(scores, group_of[counts.cpu().numpy()]))
@@ -120,9 +121,3 @@ def _visible_keys(cache: CrateCache, pattern: Tensor) -> Bool[Tensor, "*batch qu
         real = cache.mask.to(pattern.device)
         visible = visible & real[:, :, None] & real[:, None, :]
     return visible
-
-
-def _mean_over(values: Tensor, has_target: Bool[Tensor, "batch query"]) -> Tensor:
-    """Returns the mean of `[batch, head, query]` over the queries that have a target."""
-    weights = has_target[:, None].to(values.dtype)
-    return (values * weights).sum(dim=-1) / weights.sum(dim=-1).clamp(min=1)

@@ -37,7 +37,7 @@ from crate_interp.results.result import Result, by
 from crate_interp.results.result_files import near_chance
 from crate_interp.stats.bootstrap import RESAMPLES
 from crate_interp.stats.contrasts import paired
-from crate_interp.stats.intervals import LEVEL, holm, max_t, paired_shares, signs
+from crate_interp.stats.intervals import LEVEL, holm, max_t, signs
 from crate_interp.sweeps.measuring import position_sums
 from crate_interp.sweeps.moments import added, from_bytes
 
@@ -53,8 +53,8 @@ def _heads(result: Result) -> pd.DataFrame:
     worse = 1 if result.meta["settings"]["metric"] == "loss" else -1
     ablated, whole = wide.to_numpy(float), base.loc[wide.index].to_numpy(float)[:, None]
     drops = worse * (ablated - whole)
+    found = result.mean_change(drops, wide.index, result.meta["settings"]["metric"])
     values = result.by_group(drops, wide.index)
-    found = paired_shares(drops) if _one_answer(result) else paired(values)
     adjusted = holm(found.p) if _one_answer(result) else max_t(values, found.p)
     places = pd.DataFrame(wide.columns.tolist(), columns=["layer", "head"])
     means = {"base": whole.mean(), "ablated": ablated.mean(axis=0), "drop": drops.mean(axis=0)}

@@ -140,6 +140,17 @@ class GroupedSamples:
         """
         return contrasts.by_group(values, self.groups_at(samples))
 
+    def mean_change(
+        self, changes: Shaped[np.ndarray, "n c"], samples: Iterable[Any], metric: str
+    ) -> contrasts.Difference:
+        """Returns the mean change of each column, with its interval and p.
+
+        The answer to an image flips or does not (`intervals.paired_shares`); a text has several.
+        """
+        if metric == "accuracy" and self.independent[1] == "images":
+            return intervals.paired_shares(changes)
+        return contrasts.paired(self.by_group(changes, samples))
+
     def groups_at(self, samples: Iterable[Any]) -> Int[np.ndarray, "n"] | None:
         """Returns the groups of the samples with these numbers; None if they are independent."""
         return None if self._group_of is None else self._group_of.loc[list(samples)].to_numpy()

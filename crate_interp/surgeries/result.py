@@ -8,7 +8,7 @@ import pandas as pd
 from crate_interp.results.result import Result, by, sums
 from crate_interp.results.result_files import near_chance
 from crate_interp.stats.contrasts import against_networks
-from crate_interp.stats.intervals import mean_interval, paired_shares
+from crate_interp.stats.intervals import mean_interval
 
 LADDER_ONLY = "ladder_only"  # the step that takes means over all samples
 ALL = -1  # the layer number of rows in which all layers take the step at once
@@ -48,10 +48,7 @@ def _mixes(result: Result) -> pd.DataFrame:
     for name, column in (("loss", "loss"), ("right", "accuracy")):
         keys, values = _wide(result, "answers", name, [*_PLACE, "mix"])
         paired = values - own[name].to_numpy()[:, None]
-        # a text has several answers
-        flips = name == "right" and result.independent[1] == "images"
-        of_groups = result.by_group(paired, own["sample"])
-        low, high = paired_shares(paired).ends if flips else mean_interval(of_groups)
+        low, high = result.mean_change(paired, own["sample"], column).ends
         columns |= {column: values.mean(axis=0), f"{column}_change": paired.mean(axis=0)}
         columns |= {f"{column}_low": low, f"{column}_high": high}
     keys, change = _wide(result, "answers", "change", [*_PLACE, "mix"])

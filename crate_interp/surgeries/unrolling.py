@@ -27,7 +27,6 @@ from crate_interp.questions.batches import Chunk
 from crate_interp.questions.edited_runs import joined
 from crate_interp.questions.experiment import Pass, Question, Tables
 from crate_interp.results.result import Result, by
-from crate_interp.stats.intervals import mean_interval, paired_shares
 from crate_interp.surgeries.steps import Hook, no_lasso, no_subspaces
 
 OBJECTIVES = {  # step -> its objective, and the hook point of what it gives
@@ -47,19 +46,12 @@ def _curve(result: Result) -> pd.DataFrame:
         row: dict[str, Any] = {"kind": kind, **dict(zip(_CASE, case, strict=True))}
         for stored, name in (("loss", "loss"), ("right", "accuracy")):
             change = (answers[stored] - base[stored]).to_numpy()[:, None]
-            flips = name == "accuracy" and result.independent[1] == "images"
-            ends = (
-                paired_shares(change).ends
-                if flips
-                else mean_interval(result.by_group(change, base.index))
-            )
+            ends = result.mean_change(change, base.index, name).ends
             row |= {name: answers[stored].mean(), f"{name}_change": change.mean()}
             row |= {f"{name}_low": ends[0][0], f"{name}_high": ends[1][0]}
         rows.append(row | {"n": len(answers)})
-    table = pd.DataFrame(rows)
-    return table.sort_values(
-        ["kind", *_CASE], ascending=[False, True, True, True], ignore_index=True
-    )
+    ascending, by_what = [False] + 3 * [True], ["kind", *_CASE]
+    return pd.DataFrame(rows).sort_values(by_what, ascending=ascending, ignore_index=True)
 
 
 class Unrolling(Result):
