@@ -252,8 +252,7 @@ def counted(out, **more):
 
 
 def test_an_interrupt_says_that_the_rest_stays(tmp_path, whole):
-    stopped = run_until(tmp_path, 1, KeyboardInterrupt)
-    assert stopped.__notes__ == [f"The same call continues in {tmp_path}."]
+    assert f"continues in {tmp_path}." in run_until(tmp_path, 1, KeyboardInterrupt).__notes__[0]
     assert counted(tmp_path) == (whole, CHUNKS - 1)
 
 

@@ -6,6 +6,7 @@ stand in claims.toml beside this file.
 """
 
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -67,7 +68,7 @@ class Claim:
     says: str
     where: str
     group: str
-    needs: list[Need]
+    needs: Sequence[Need]
     numbers: dict[str, Number]
     held: str = "holds"
     missed: str = "does not hold"
