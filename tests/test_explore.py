@@ -110,7 +110,7 @@ def test_attention_that_is_not_of_the_codes_is_stored():
 def test_the_answer_atoms_masks_and_components_are_those_of_the_library(cache, images):
     page, model = ci.viz.explore(cache, images, sample=1), cache.model
     html, share = page.html(), 100 * model(images)[1].softmax(-1).max().item()
-    assert f"class {model(images)[1].argmax()}\u201d, with probability {share:.0f}\xa0%" in html
+    assert f"class {model(images)[1].argmax()}\u201d, with probability {share:.1f}\xa0%" in html
     layer = LAYERS - 1
     found = np.frombuffer(blob(page, f"atoms-{layer}"), "<u4").reshape(-1)
     code = cache["post", layer][1]
@@ -307,7 +307,7 @@ def test_a_click_shows_the_new_answer(driven, tmp_path):  # noqa: F811
         place = state["layer"], state["head"]
         changes = abs(shares - found["own"][0])
         assert changes[place] == changes.max()  # the page opens on the head that matters most
-        assert f"{shares[place] / STEPS:.0%}".replace("%", "\xa0%") in words()
+        assert f"{shares[place] / STEPS:.1%}".replace("%", "\xa0%") in words()
         assert words().startswith("Without head")
         shown.page.click("label:has(input[name=off][value=none])")
         drawn(shown.page)

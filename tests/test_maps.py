@@ -104,7 +104,7 @@ def test_the_page_of_heads(cache, images, tmp_path):
     for tile, map in zip(drawn[BATCH * HEADS :], maps.flatten(0, 1).numpy(), strict=True):
         assert tile.mode == "P" and tile.size == (4, 3)
         np.testing.assert_array_equal(np.asarray(tile), (map / map.max() * 31).round().astype(int))
-    assert f"head 1, {maps[0, 1].max():.2g}" in html
+    assert f"head 1, {100 * maps[0, 1].max():.2g}\xa0%" in html
     assert "<iframe srcdoc=" in page._repr_html_() and "kB" in repr(page)
 
 
