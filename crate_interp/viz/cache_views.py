@@ -136,9 +136,9 @@ def _finding(
     if image:
         whom = f"patch ({tokens[looks[0]].replace(',', ', ')})" if looks[0] else "itself"
         share = f"{100 * values[first, 0].max():.2g}\u00a0% of its attention"
-        said = f"{where}, {tokens[0]} gives {whom} {share}: effectively {counts[first]} tokens."
+        said = f"{where}, {tokens[0]} gives {whom} {share}: effectively {counts[first]} of {count}"
         mean = f"A mean token of this head spreads over {support[first].mean():.0f}"
-        return [said, f"Of {count} tokens, that is {fewest}. {mean}."], found
+        return [f"{said} tokens.", f"That is {fewest}. {mean}."], found
     others, even = looks[looks != np.arange(count)], (values > 0).sum(axis=2).mean()
     said = f"{where}, every token looks most at itself."
     if len(others):
