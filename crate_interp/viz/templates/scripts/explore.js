@@ -264,7 +264,7 @@ function drawWhy(every, below) {
   byId("why-name").textContent = `L${state.layer}H${head} looks at ${nameOf(key)}`;
   byId("why-words").textContent = `${percent(values[key])} of its attention, score ${score.toFixed(2)}`;
   byId("why-most").textContent = most === key ? "" : `Most, ${percent(values[most])}, goes to ${
-    most === query ? `${nameOf(most)} itself: a token always matches itself` : nameOf(most)}. Point at a ${WORD} of the map to ask about it.`;
+    most === query ? `${nameOf(most)} itself: its query and key are one code` : nameOf(most)}. Point at a ${WORD} of the map to ask about it.`;
   for (const [side, token, other] of [["query", query, key], ["key", key, query]]) {
     const found = layer.matching(below, head, token, other).slice(0, 5);
     const rest = {name: "all else", part: score - found.reduce((sum, one) => sum + one.part, 0)};
