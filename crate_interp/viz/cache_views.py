@@ -129,7 +129,7 @@ def _finding(
     counts = [f"{number:.{number < 9.95:d}f}" for number in spread]
     first, where = int(spread.argmin()), f"In head {labels[spread.argmin()]}"
     ties = [name for name, same in zip(labels, counts, strict=True) if same == counts[first]]
-    fewest = f"the fewest of {len(labels)} heads in layer {labels[0][1:].partition('H')[0]}"
+    fewest = f"the fewest of {counted(len(labels), 'heads')} in layer {labels[0][1:].split('H')[0]}"
     fewest += f" (tied: {', '.join(ties)})" if ties[1:] else ""
     looks = values[first].argmax(axis=1)
     found: dict[str, Any] = {"first": first, "spread": counts, "named": None}
