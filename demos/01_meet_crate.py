@@ -52,7 +52,7 @@ print("labels: ", [data.features["label"].int2str(k) for k in shown["label"]])
 # objects are.
 
 # %% tags=["lead"]
-ci.viz.attention_on_image(cache, 3, images)
+ci.viz.attention_on_image(cache, 3, images, dpi=110)
 
 # %% [markdown]
 # The explorer has every layer and head in one page. Point at a patch: each head shows what the

@@ -132,6 +132,9 @@ def test_what_a_command_prints(line, tmp_path, monkeypatch):
     printed = " ".join(done.stdout.split())
     for words in DONE[line]:
         assert " ".join(words.split()) in printed, done.stdout
+    typed = shlex.join(["crate-interp", *words_of(line)]).replace("'", "&#39;")
+    for page in tmp_path.glob("runs/explore-*/explore.html"):
+        assert typed in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -4,6 +4,7 @@ import base64
 import json
 import re
 import zlib
+from html import unescape
 
 import numpy as np
 import pytest
@@ -35,10 +36,8 @@ def blob(page, name):
 def parts_of(page):
     """The names of what the page carries of each layer's attention."""
     names = re.findall(r'id="(codes|contract|keys|largest|rows)-(\d+)"', page.html())
-    return [
-        sorted(name for name, layer in names if int(layer) == each)
-        for each in range(data_of(page)["layers"])
-    ]
+    layers = range(data_of(page)["layers"])
+    return [sorted(name for name, layer in names if int(layer) == each) for each in layers]
 
 
 def halves(data, *shape):
@@ -110,7 +109,7 @@ def test_attention_that_is_not_of_the_codes_is_stored():
 def test_the_answer_atoms_masks_and_components_are_those_of_the_library(cache, images):
     page, model = ci.viz.explore(cache, images, sample=1), cache.model
     html, share = page.html(), 100 * model(images)[1].softmax(-1).max().item()
-    assert f"class {model(images)[1].argmax()}\u201d, with probability {share:.0f}\xa0%" in html
+    assert f"class {model(images)[1].argmax()}\u201d, with probability {share:.1f}\xa0%" in html
     layer = LAYERS - 1
     found = np.frombuffer(blob(page, f"atoms-{layer}"), "<u4").reshape(-1)
     code = cache["post", layer][1]
@@ -118,9 +117,7 @@ def test_the_answer_atoms_masks_and_components_are_those_of_the_library(cache, i
     shown = data_of(page)["overlays"][layer]
     one = cache["k", layer][1, 1:].flatten(1)
     masks = ci.measures.maskcut(one, (3, 4), n_masks=3).flatten(1)
-    assert [
-        masks[number - 1, patch].item() for patch, number in enumerate(shown["masks"]) if number
-    ]
+    assert all(masks[number - 1, patch] for patch, number in enumerate(shown["masks"]) if number)
     assert (np.array(shown["masks"]) > 0).tolist() == masks.any(0).tolist()
     wanted = ci.measures.pca_map(one[None], (3, 4))[0].flatten(1)
     scaled = (wanted / wanted.abs().amax(1, keepdim=True) * 100).round()
@@ -133,9 +130,8 @@ def test_maps_of_heads_without_a_pattern():
         ("tost", {}, 12), ("tost-ista", {}, 13), ("cbt", dict(image_size=(6, 15)), 10),
     ):  # fmt: skip
         model = make(family, stem="linear", **over)
-        images = torch.randn(
-            2, 3, *model.cfg.image_size, generator=torch.Generator().manual_seed(1)
-        )
+        generator = torch.Generator().manual_seed(1)
+        images = torch.randn(2, 3, *model.cfg.image_size, generator=generator)
         cache = model.run_with_cache(images)[1]
         page = ci.viz.explore(cache, images, sample=1)
         data = data_of(page)
@@ -164,7 +160,7 @@ def test_maps_of_heads_without_a_pattern():
             ci.viz.explore(few, images)
 
 
-def test_the_logit_lens_is_the_librarys():
+def test_the_logit_lens_is_the_librarys(tmp_path, monkeypatch):
     lm = ci.load("crate-tiny-lm")
     text = "In the beginning was the Word"
     logits, cache = lm.run_with_cache(text)
@@ -182,6 +178,9 @@ def test_the_logit_lens_is_the_librarys():
     assert logits[0, 3].argmax().item() == ids[3, 0]  # the last layer is the model itself
     assert "".join(data["names"]).endswith("Word")
     assert ci.viz.explore(cache, lm.to_tokens(text)[0]).html() == page.html()
+    monkeypatch.chdir(tmp_path)  # the code that the page prints makes the page
+    exec(unescape(re.search(r"<pre><code>(.*?)</code>", page.html(), re.DOTALL)[1]), {})
+    assert (tmp_path / "explore.html").read_text(encoding="utf-8") == page.html()
 
 
 assert driven  # the fixture
@@ -281,9 +280,8 @@ def test_each_part_is_off_in_a_run_of_its_own(family, monkeypatch):
         for number, one in enumerate(found["patches"]):
             y, x = divmod(number, 20 // width)
             picture = images[1:].clone()
-            picture[:, :, y * height : (y + 1) * height, x * width : (x + 1) * width] = (
-                picture.mean(dim=(2, 3), keepdim=True)
-            )
+            mean = picture.mean(dim=(2, 3), keepdim=True)
+            picture[:, :, y * height : (y + 1) * height, x * width : (x + 1) * width] = mean
             close(one, row(model(picture)[0], own))
     assert len(found["patches"]) == (6 // height) * (20 // width)
     least, most = {"aot": (0, 0), "tost": (40, 40)}.get(family, (41, 40 + 8 * model.cfg.n_layers))
@@ -307,7 +305,7 @@ def test_a_click_shows_the_new_answer(driven, tmp_path):  # noqa: F811
         place = state["layer"], state["head"]
         changes = abs(shares - found["own"][0])
         assert changes[place] == changes.max()  # the page opens on the head that matters most
-        assert f"{shares[place] / STEPS:.0%}".replace("%", "\xa0%") in words()
+        assert f"{shares[place] / STEPS:.1%}".replace("%", "\xa0%") in words()
         assert words().startswith("Without head")
         shown.page.click("label:has(input[name=off][value=none])")
         drawn(shown.page)
@@ -322,9 +320,8 @@ def test_a_click_shows_the_new_answer(driven, tmp_path):  # noqa: F811
         drawn(shown.page)
         assert words() == "Point at a patch to cover it with the mean colour."
         shown.page.hover("#surface")
-        shown.page.wait_for_function(
-            "byId('without-words').textContent.startsWith('Without patch')"
-        )
+        words_of = "byId('without-words').textContent"
+        shown.page.wait_for_function(f"{words_of}.startsWith('Without patch')")
         shown.page.select_option("#over", "patches")
         drawn(shown.page)
         assert "off=patch&over=patches" in shown.page.evaluate("location.hash")

@@ -41,14 +41,12 @@ def bench(once):
     """The page of the image as it opens. After the test nothing was asked for or complained of."""
     shown, start = once
     shown.page.mouse.move(0, 0)
-    shown.page.evaluate(
-        """start => {
-          document.activeElement.blur();
-          Object.assign(explorer.state, start);
-          dispatchEvent(new Event('resize'));
-        }""",
-        start,
-    )
+    script = """start => {
+      document.activeElement.blur();
+      Object.assign(explorer.state, start);
+      dispatchEvent(new Event('resize'));
+    }"""
+    shown.page.evaluate(script, start)
     drawn(shown.page)
     yield shown.page
     slow = "willReadFrequently"  # these tests read canvases, the page does not
@@ -63,16 +61,12 @@ def spot(page, row, column, place="#surface"):
 
 def alphas(page, head):
     """How opaque the pixels of a head's map are, 0 to 1."""
-    return np.array(
-        page.evaluate(
-            """head => {
-              const canvas = document.querySelectorAll('.tile canvas')[head];
-              const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
-              return [...data.data].filter((_, i) => i % 4 === 3).map(v => v / 255);
-            }""",
-            head,
-        )
-    )
+    script = """head => {
+      const canvas = document.querySelectorAll('.tile canvas')[head];
+      const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+      return [...data.data].filter((_, i) => i % 4 === 3).map(v => v / 255);
+    }"""
+    return np.array(page.evaluate(script, head))
 
 
 def test_pointing_at_a_patch_shows_its_row(seen, bench):

@@ -39,17 +39,13 @@ def test_attention_is_the_models_own_pattern(cache):
     pattern = cache["pattern", 1]
     maps = ci.maps.attention(cache, 1)
     assert maps.shape == (BATCH, HEADS, *GRID)
-    assert torch.equal(maps.flatten(2), pattern[:, :, 0, 1:])
-    assert torch.equal(
-        ci.maps.attention(cache, 1, query=(2, 1)).flatten(2), pattern[:, :, 1 + 2 * 4 + 1, 1:]
-    )
-    assert torch.equal(
-        ci.maps.attention(cache, -2, query=3), ci.maps.attention(cache, 1, query=(0, 2))
-    )
+    of_cls = pattern[:, :, 0, 1:]
+    assert torch.equal(maps.flatten(2), of_cls)
+    found, other = (ci.maps.attention(cache, 1, query=query) for query in ((2, 1), (0, 2)))
+    assert torch.equal(found.flatten(2), pattern[:, :, 1 + 2 * 4 + 1, 1:])
+    assert torch.equal(ci.maps.attention(cache, -2, query=3), other)
     without = ci.maps.attention(cache, 1, cls_key=False).flatten(2)
-    assert torch.allclose(
-        without, pattern[:, :, 0, 1:] / pattern[:, :, 0, 1:].sum(-1, keepdim=True), atol=1e-6
-    )
+    assert torch.allclose(without, of_cls / of_cls.sum(-1, keepdim=True), atol=1e-6)
     unscaled = ci.maps.attention(cache, 1, scaled=False, cls_key=False).flatten(2)
     assert torch.equal(unscaled.argsort(dim=-1), without.argsort(dim=-1))
     assert (unscaled.amax(-1) >= without.amax(-1)).all()
@@ -64,9 +60,8 @@ def test_codes_components_and_rollout(cache):
     keys = cache["blocks.0.attn.hook_k"].flatten(2)[:, 1:]
     assert torch.equal(parts, ci.measures.pca_map(keys, GRID, 2))
     patterns = torch.stack([cache["pattern", layer] for layer in range(LAYERS)], dim=1)
-    assert torch.equal(
-        ci.maps.rollout(cache).flatten(1), ci.measures.attention_rollout(patterns)[:, 0, 1:]
-    )
+    wanted = ci.measures.attention_rollout(patterns)[:, 0, 1:]
+    assert torch.equal(ci.maps.rollout(cache).flatten(1), wanted)
 
 
 def test_windows_average_where_they_overlap(model, images):
@@ -104,7 +99,14 @@ def test_the_page_of_heads(cache, images, tmp_path):
     for tile, map in zip(drawn[BATCH * HEADS :], maps.flatten(0, 1).numpy(), strict=True):
         assert tile.mode == "P" and tile.size == (4, 3)
         np.testing.assert_array_equal(np.asarray(tile), (map / map.max() * 31).round().astype(int))
-    assert f"head 1, {maps[0, 1].max():.2g}" in html
+    assert f"head 1, {100 * maps[0, 1].max():.2g}\xa0%" in html
+    marked = np.array([mark != "" for mark in re.findall(r'class="tile( most)?"', html)])
+    marked = marked.reshape(2, BATCH, HEADS + 1)[..., 1:]  # the first tile is the image
+    largest = torch.stack([ci.maps.attention(cache, at).amax(dim=(2, 3)) for at in (0, -1)])
+    assert (marked.argmax(-1) == largest.numpy().argmax(-1)).all() and (marked.sum(-1) == 1).all()
+    layer, image, head = np.unravel_index(int(largest.argmax()), largest.shape)
+    named = f"In image {image}, head L{[0, LAYERS - 1][layer]}H{head} gives one"
+    assert named in re.sub("<[^>]*>", "", html) and html.count("means over") == 0
     assert "<iframe srcdoc=" in page._repr_html_() and "kB" in repr(page)
 
 
@@ -132,9 +134,8 @@ def properties(page):
 def matrix(page):
     """What the page of attention carries, its bytes unpacked as its script does."""
     props = json.loads(re.search(r'id="pattern">(.*?)</script>', page.html(), re.DOTALL)[1])
-    largest, second, top = (
-        np.array(props[name])[..., None] for name in ("largest", "second", "top")
-    )
+    names = ("largest", "second", "top")
+    largest, second, top = (np.array(props[name])[..., None] for name in names)
     count = len(props["tokens"])
     steps = np.frombuffer(base64.b64decode(props["bytes"]), np.uint8).reshape(-1, count, count)
     return props | {"attention": np.where(np.arange(count) == top, largest, steps / 255 * second)}
@@ -150,8 +151,10 @@ def test_attention_of_images(cache):
     second = np.sort(pattern, axis=2)[..., -2:-1]
     off = np.abs(props["attention"] - pattern) - 5e-4 * pattern
     assert (off / second).max() <= 0.5 / 255 + 5e-4 and "sample 1" in page.title
-    html = page.html()
-    assert "http" not in html and html.count("<script") == 2
+    html, seen = page.html(), 1 / (pattern[:, 0] ** 2).sum(-1)  # tokens that CLS sees in effect
+    assert "http" not in html and html.count("<script") == 2 and props["first"] == seen.argmin()
+    found = float(re.search(r"effectively ([\d.]+) of 13 <", html)[1])
+    assert found == pytest.approx(seen.min(), abs=0.5)
 
 
 def test_attention_of_texts_names_its_tokens_without_being_asked():
@@ -161,6 +164,12 @@ def test_attention_of_texts_names_its_tokens_without_being_asked():
     for tokens in (None, TEXT, ids, ids[0].tolist(), lm.to_str_tokens(TEXT)):
         props = matrix(ci.viz.attention(cache, 2, tokens=tokens))
         assert props["tokens"] == lm.to_str_tokens(TEXT) and props["causal"] is True
+    looks = cache["pattern", 2][0, props["first"]].argmax(-1).tolist()
+    others = [key for query, key in enumerate(looks) if key != query]
+    key, count = max(others, key=others.count), len(looks)
+    words = re.sub("<[^>]*>", "", ci.viz.attention(cache, 2).html())
+    assert f"{others.count(key)} of {count} tokens look most at" in words and props["named"] == key
+    assert f"({key}), and {count - len(others)} at themselves" in words
     assert properties(ci.viz.activations(cache, 0))["tokens"] == lm.to_str_tokens(TEXT)
     top = properties(ci.viz.top_tokens(cache, range(3)))
     assert top["tokens"] == [lm.to_str_tokens(TEXT)]
@@ -214,15 +223,12 @@ def test_a_matrix_is_seen_whole_in_a_notebook(driven, views, tmp_path):  # noqa:
             assert seen[3] == pytest.approx(seen[4]) and seen[3] > 200
             count, box = len(pattern[0]), frame.locator("#matrix").bounding_box()
             query, key = count - 2, 1
-            at = {
-                "x": box["width"] * (key + 0.5) / count,
-                "y": box["height"] * (query + 0.5) / count,
-            }
+            side = box["width"] / count  # of a cell
+            at = {"x": side * (key + 0.5), "y": side * (query + 0.5)}
             frame.locator("#matrix").hover(position=at)  # scrolls to it
             first = matrix(page)["first"]  # the head that is open
-            told = re.search(
-                r" gives .*? ([\d.e-]+)\s%, ([\d.e-]+) times", frame.inner_text("#live")
-            )
+            before = frame.inner_text("#live")
+            told = re.search(r" gives .*? ([\d.e-]+)\s%, ([\d.e-]+) times", before)
             share = pattern[first, query, key].item()
             most = pattern[first, query].max().item()
             assert float(told[1]) / 100 == pytest.approx(share, abs=most / 255 + 0.05 * share)
@@ -233,7 +239,6 @@ def test_a_matrix_is_seen_whole_in_a_notebook(driven, views, tmp_path):  # noqa:
                 ".getImageData(0, 0, c.width, c.height).data.buffer)).size"
             )
             assert frame.locator("#matrix").evaluate(colours) > 8
-            before = frame.inner_text("#live")
             frame.locator("#matrix").focus()
             shown.page.keyboard.press("ArrowRight")  # the next key of the same query
             after = frame.inner_text("#live")

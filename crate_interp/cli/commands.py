@@ -1,13 +1,14 @@
 """The commands: what each calls, prints and draws."""
 
 import json as json_text
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from re import fullmatch
-from shlex import quote
+from shlex import join, quote
 from shutil import get_terminal_size
 from textwrap import fill
 from typing import Annotated, Any
@@ -196,8 +197,8 @@ def ablate(
 
     write = ci.viz.ablation_page
     with suppress(ValueError):  # a text of more tokens than the explorer shows
-        cache, inputs, name = _one_sample(request.model, request.data, 0)
-        ci.viz.explore(cache, inputs, name=name).save(request.out / "explore.html")
+        cache, inputs, words = _one_sample(request.model, request.data, 0)
+        ci.viz.explore(cache, inputs, **words).save(request.out / "explore.html")
         write = partial(write, explorer="explore.html")
     request.show(result, write, text, result.legend())
 
@@ -233,9 +234,9 @@ def explore(
     model runs once for each head, atom and patch.
     """
     ring = None if circuit is None else ci.circuits.Circuit.load(circuit)
-    cache, inputs, name = _one_sample(request.model, request.looked_at, sample, size)
+    cache, inputs, words = _one_sample(request.model, request.looked_at, sample, size)
     off = ci.circuits.switched_off(request.model, inputs[0]) if without else None
-    page = ci.viz.explore(cache, inputs, circuit=ring, name=name, without=off)
+    page = ci.viz.explore(cache, inputs, circuit=ring, without=off, **words)
     if off is not None:
         say(f"--without: {len(off) - 1:,} runs, each without one head, atom or patch.")
     say(f"{page.title}. {page.said}\nThe page: {page.save(request.out / 'explore.html')}")
@@ -249,7 +250,7 @@ def graph(request: Request, sample: Annotated[int, _SAMPLE] = 0) -> None:
     OUT/graph.json the graph as circuit-tracer's page reads it.
     """
     model = request.model
-    cache, inputs, name = _one_sample(model, request.looked_at, sample)
+    cache, inputs, words = _one_sample(model, request.looked_at, sample)
     names = None  # atoms get their names from data
     if request.data is not None:
         names = ci.circuits.atom_names(model, request.data, limit=NAMED, progress=False)
@@ -261,7 +262,7 @@ def graph(request: Request, sample: Annotated[int, _SAMPLE] = 0) -> None:
         if end is not None:  # the explorer has the same tokens, and so the same answer
             inputs = inputs[:, : end + 1]
             _, cache = model.run_with_cache(inputs)
-        ci.viz.explore(cache, inputs, name=name, graph="graph.html").save(stage / "explore.html")
+        ci.viz.explore(cache, inputs, graph="graph.html", **words).save(stage / "explore.html")
     say(f"{result.headline()}\nThe page: {request.out / 'graph.html'}")
 
 
@@ -355,9 +356,10 @@ def _in_text(table: Any) -> str:
 
 
 def _one_sample(model: Any, data: Any, sample: int, size: int | None = None) -> tuple:
-    """Returns a cache of what the explorer shows of one sample, the sample itself, and its name.
+    """Returns a cache of what the explorer shows of one sample, the sample itself, and words.
 
-    size: the side of a larger image, or None for the model's own size.
+    words: the sample's name and the command as it was typed, for `ci.viz.explore`. size: the side
+    of a larger image, or None for the model's own size.
     """
     from crate_interp.questions.batches import check_model, samples_of
     from crate_interp.viz.explorer_page import check_count, shown_points
@@ -383,4 +385,5 @@ def _one_sample(model: Any, data: Any, sample: int, size: int | None = None) -> 
     if isinstance(label, int) and labels is not None and 0 <= label < len(labels):
         label = labels[label]
     name = plain(data[0], 60) if isinstance(data, list) else f"sample {sample} of {data}"
-    return cache, inputs, name + ("" if label is None else f", {label}")
+    name += "" if label is None else f", {label}"
+    return cache, inputs, {"name": name, "command": join(["crate-interp", *sys.argv[1:]])}

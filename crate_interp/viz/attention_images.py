@@ -16,7 +16,7 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.models.preprocess import displayable
 from crate_interp.probes import maps
 from crate_interp.probes.segmentation_probe import head_maps, points_of
-from crate_interp.viz.cache_views import model_of, numbers
+from crate_interp.viz.cache_views import model_of, name_of, numbers
 from crate_interp.viz.canvas import PAGE, SMALL, TITLE, as_written, panels, set_title
 from crate_interp.viz.page import Html, image_uri, map_tile
 
@@ -171,9 +171,10 @@ def head_grid(
 ) -> Html:
     """Returns a page with a map of a query's attention for each head and image, layer by layer.
 
-    Every map is scaled to its own largest value, which is written below the map. A notebook shows
-    the page, and `.save(path)` writes it as one file that needs no internet. On the page, a slider
-    picks the layer. The arrow keys move the slider, the tab key goes from map to map.
+    Every map is scaled to its own largest value, which is written below the map; in each layer, the
+    head with an image's largest value is outlined. A notebook shows the page, and `.save(path)`
+    writes it as one file that needs no internet. On the page, a slider picks the layer. The arrow
+    keys move the slider, the tab key goes from map to map.
 
     Args:
         cache: From `model.run_with_cache(images)`, with attn.hook_pattern of the layers or, if
@@ -196,19 +197,17 @@ def head_grid(
     ]
     grid = every[0].shape[2:]
     kind = model.cfg.facts["attention"]
-    plain_attention = kind not in ("tssa", "cbsa")
-    what = "attention" if plain_attention else _SHARE.get(kind, "share")
+    what = {"tssa": "membership", "cbsa": "share"}.get(kind, "attention")
     special = model.cfg.n_special
     even = even_share(model, grid[0] * grid[1] + (special if cls_key else 0))
-    said, best = _finding(every, chosen, even, what)
+    said, opened = _finding(every, chosen, even, what)
     heading = map_heading(model, query)
-    name = model.cfg.model_name or ("Attention" if plain_attention else model.cfg.family)
-    title = f"{name}: {heading[0].lower()}{heading[1:]}"
+    title = f"{name_of(cache)}: {heading[0].lower()}{heading[1:]}"
     return Html.of(
         "heads.html",
         title,
         said=said,
-        best=best,
+        opened=opened,
         what=what,
         kind=kind,
         special=special,
@@ -216,6 +215,8 @@ def head_grid(
         cls_key=cls_key,
         grid=grid,
         ratio=images.shape[3] / images.shape[2],
+        query=query,
+        name=name_of(cache),
         pictures=[image_uri(displayable(image, model.cfg)) for image in images],
         layers=list(zip(chosen, every, strict=True)),
         tile_of=map_tile,
@@ -224,20 +225,21 @@ def head_grid(
 
 def _finding(
     every: list[np.ndarray], layers: list[int], even: float, what: str
-) -> tuple[list[str], tuple[int, int]]:
-    """Returns sentences on the head with the largest share on one patch, its layer and number."""
+) -> tuple[list[str], int]:
+    """Returns sentences on the head with the largest share on one patch, and the head's layer."""
     each = np.stack([values.max(axis=(2, 3)) for values in every], axis=1)  # [image, layer, head]
-    largest = each.mean(axis=0)
-    names = [f"L{layer}H{head}" for layer in layers for head in range(largest.shape[1])]
-    first, second, *_ = *np.argsort(-largest, axis=None, kind="stable"), 0
-    words = f"Of {largest.size} heads, {names[first]} gives the largest {what} to one patch"
-    words += f": {100 * largest.max():.0f}\u00a0%."
-    if len({int(image.argmax()) for image in each}) > 1:
-        ends = (f"{names[at]} {100 * largest.flat[at]:.0f}\u00a0%" for at in (first, second))
-        words = "The images disagree which head gives one patch the largest {}: {} or {}."
-        words = words.format(what, *ends)
-    even_words = (
-        f"These are means over images. An even map gives every patch {100 * even:.2g}\u00a0%."
-    )
-    place, head = np.unravel_index(largest.argmax(), largest.shape)
-    return [words, even_words], (layers[place], int(head))
+    heads, shares = each.shape[2], each.reshape(len(each), -1)
+    names = [f"L{layer}H{head}" for layer in layers for head in range(heads)]
+    percents = [f"{100 * share:.0f}\u00a0%" for share in shares.max(axis=1)]
+    winners, image = shares.argmax(axis=1), int(shares.max(axis=1).argmax())
+    best = winners[image]
+    words = f"In image {image}, head {names[best]} gives one patch the largest {what} of "
+    words += f"{len(names)} heads: {percents[image]}."
+    others, doubt = np.flatnonzero(winners != best), "In every image it is this head."
+    if len(others):
+        other = others[shares[others].max(axis=1).argmax()]
+        doubt = f"In image {other} it is {names[winners[other]]}: {percents[other]}."
+        if len(each) > 2:
+            doubt = f"In {len(others)} of {len(each) - 1} other images it is another head. {doubt}"
+    even_map = f"An even map gives every patch {100 * even:.2g}\u00a0%."
+    return [words, f"{doubt} {even_map}" if len(each) > 1 else even_map], layers[best // heads]

@@ -80,23 +80,23 @@ def attention(
     names = names_of(model, known, pattern.shape[1], grid)
     values = pattern[chosen].float().cpu().numpy()
     number = layer % len(model.blocks)
-    causal = bool(model.cfg.kind == "text" and model.cfg.causal)
     labels = [f"L{number}H{head}" for head in chosen]
-    said, spread = _finding(values, labels, names, causal)
     shape = None if model.cfg.kind == "text" or tokens is not None else grid_of(model, grid)
-    title = f"{name_of(cache)}: what each token attends to"
+    said, opened = _finding(values, labels, names, shape is not None)
     return Html.of(
         "attention.html",
-        f"{title}, layer {number}, sample {sample}",
+        f"{name_of(cache)}: what each token attends to, layer {number}, sample {sample}",
         picture="" if images is None else picture_of(model, images, sample, cache),
         said=said,
+        cfg=model.cfg,
+        layer=number,
+        sample=sample,
         pattern={
             "tokens": names,
             "heads": labels,
-            "causal": causal,
+            "causal": bool(model.cfg.kind == "text" and model.cfg.causal),
             "grid": shape,
-            "first": int(spread.argmin()),
-            "spread": [f"{tokens_seen:.1f}" for tokens_seen in spread],
+            **opened,
             **_packed(values),
         },
     )
@@ -116,23 +116,39 @@ def _packed(values: Float[np.ndarray, "head query key"]) -> dict[str, Any]:
 
 
 def _finding(
-    values: Float[np.ndarray, "head query key"], labels: list[str], tokens: list[str], causal: bool
-) -> tuple[list[str], Float[np.ndarray, "head"]]:
-    """Returns sentences on the head that looks at the fewest tokens, and how many each looks at."""
+    values: Float[np.ndarray, "head query key"], labels: list[str], tokens: list[str], image: bool
+) -> tuple[list[str], dict[str, Any]]:
+    """Returns sentences on the head that looks at the fewest tokens, and what the page opens with.
+
+    first: the head's number. spread: how many tokens each head looks at; of an image the first
+    token, CLS, and of a text each token on average. named: the token that most others
+    look at, None in an image.
+    """
     support = 1 / (values**2).sum(axis=2).clip(min=1e-30)  # [head, query]
-    even = (values.shape[1] + 1) / 2 if causal else values.shape[1]
-    spread, drawn = support.mean(axis=1), -1 if causal else 0
-    first = int(spread.argmin())
-    shares, asks = values[first, drawn], range(len(tokens))[drawn]
-    query, key = (
-        f"\u201c{tokens[at]}\u201d" if causal else tokens[at] for at in (asks, shares.argmax())
-    )
-    most = f"{100 * shares.max():.2g}\u00a0%"
-    return [
-        f"In {labels[first]}, {query} looks most at {'itself' if key == query else key}: {most}.",
-        f"Averaged over the tokens that look, this head spreads over {spread[first]:.1f} of "
-        f"{even:g} tokens, the fewest of all heads (1 / the sum of share\u00b2).",
-    ], spread
+    spread, count = support[:, 0] if image else support.mean(axis=1), len(tokens)
+    counts = [f"{number:.{number < 9.95:d}f}" for number in spread]
+    first, where = int(spread.argmin()), f"In head {labels[spread.argmin()]}"
+    ties = [name for name, same in zip(labels, counts, strict=True) if same == counts[first]]
+    fewest = f"the fewest of {counted(len(labels), 'heads')} in layer {labels[0][1:].split('H')[0]}"
+    fewest += f" (tied: {', '.join(ties)})" if ties[1:] else ""
+    looks = values[first].argmax(axis=1)
+    found: dict[str, Any] = {"first": first, "spread": counts, "named": None}
+    if image:
+        whom = f"patch ({tokens[looks[0]].replace(',', ', ')})" if looks[0] else "itself"
+        share = f"{100 * values[first, 0].max():.2g}\u00a0% of its attention"
+        said = f"{where}, {tokens[0]} gives {whom} {share}: effectively {counts[first]} of {count}"
+        mean = f"A mean token of this head spreads over {support[first].mean():.0f}"
+        return [f"{said} tokens.", f"That is {fewest}. {mean}."], found
+    others, even = looks[looks != np.arange(count)], (values > 0).sum(axis=2).mean()
+    said = f"{where}, every token looks most at itself."
+    if len(others):
+        votes, names = np.bincount(others, minlength=count), [token.strip() for token in tokens]
+        found["named"] = key = int(votes.argmax())
+        nth = "the first " * (names.index(names[key]) == key and names.count(names[key]) > 1)
+        word = f"{nth}\u201c{names[key]}\u201d ({key}), and {count - len(others)} at themselves"
+        said = f"{where}, {votes[key]} of {count} tokens look most at {word}."
+    mean = f"A mean token spreads over {counts[first]} of {even:.3g} tokens"
+    return [said, f"{mean}, {fewest}."], found
 
 
 def activations(
@@ -332,10 +348,8 @@ def tokens_of(cache: CrateCache, sample: int) -> list[int] | None:
             return None
     except CheckpointError:  # it is not here, and cannot be fetched
         return None
-    embedded, table = (
-        cache.at("hook_embed", sample=sample).detach().float(),
-        model.W_E.detach().float(),
-    )
+    embedded = cache.at("hook_embed", sample=sample).detach().float()
+    table = model.W_E.detach().float()
     if model.cfg.rotary:
         table = torch.nn.functional.rms_norm(table, table.shape[-1:], eps=model.cfg.ln_eps)
     ids = torch.cdist(embedded, table).argmin(dim=-1)

@@ -15,6 +15,7 @@ from crate_interp.models.cache import CrateCache
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.preprocess import displayable
 from crate_interp.viz import canvas, packing, panels
+from crate_interp.viz.attention_images import attention_on_image
 from crate_interp.viz.cache_views import name_of
 from crate_interp.viz.packing import Attention, map_kind
 from crate_interp.viz.page import Html, check_page, image_uri
@@ -38,6 +39,7 @@ def explore(
     name: str | None = None,
     graph: str | None = None,
     without: pd.DataFrame | None = None,
+    command: str | None = None,
 ) -> Html:
     """Returns a page on which you point at a patch or token and see what every head does with it.
 
@@ -69,6 +71,7 @@ def explore(
         without: The table of `ci.circuits.switched_off(model, inputs[sample])`; the page then opens
             at the head without which the answer changes most, and shows the answer without a head,
             an atom or a patch.
+        command: The command line that makes the page, for the page to print. None prints Python.
 
     Raises:
         KeyError: If the maps of a layer were not cached.
@@ -86,29 +89,26 @@ def explore(
     check_count(model, view.count)
     words = f"sample {int(sample)}" if name is None else visible(name, LONGEST)
     effects = None if without is None else _without(view, without)
-    more = {"circuit": panels.circuit_data(circuit, model), "without": effects}
     attention = [_attention(view, layer) for layer in range(len(model.blocks))]
-    picture, answer, said = None, panels.answer(view), "What every head looks at"
-    if view.grid is not None:
-        picture = image_uri(displayable(view.inputs[view.sample], model.cfg), _PICTURE)
+    answer, said = panels.answer(view), "What every head looks at"
+    picture = view.grid and image_uri(displayable(view.inputs[view.sample], model.cfg), _PICTURE)
     if answer is not None:
         sees = "The model sees" if view.grid else "After this text the model expects"
         said = f"{sees} \u201c{answer[0].strip()}\u201d, with probability {_percent(answer[1])}."
     data = _data(view, attention, effects)
-    lead = [] if effects is None else _without_lead(effects, data["start"])
     return Html.of(
         "explore.html",
         f"{plain(name_of(cache))}: {words}",
-        said=[said, *lead],
+        said=[said, *_without_lead(effects, data["start"])],
         still=_still(view, data["start"]),
         meta={"config": model.cfg.to_dict()},
         graph=graph,
         model=plain(name_of(cache)),
-        number=int(sample),
+        command=command,
         given=words,
         view=view,
         picture=picture,
-        data=data | more,
+        data=data | {"circuit": panels.circuit_data(circuit, model), "without": effects},
         blobs=[
             (f"{part}-{layer}", text)
             for layer, each in enumerate(attention)
@@ -125,8 +125,8 @@ def explore(
 
 
 def _percent(share: float) -> str:
-    """Returns a share in percent, as the page's scripts write it."""
-    return f"{100 * share:.{1 if share < 0.0995 else 0}f}\u00a0%"
+    """Returns a probability in percent, as the page's scripts write it."""
+    return f"{100 * share:.1f}\u00a0%"
 
 
 def check_count(model: HookedModel, count: int) -> None:
@@ -181,33 +181,21 @@ def _data(
 def _still(view: panels.View, start: dict[str, int]) -> Figure:
     """Returns a figure of every head's map where the page opens."""
     layer, query = start["layer"], start["query"]
+    if view.grid is not None:  # the page opens at the first token
+        image, first = view.inputs[[view.sample]], 0 if view.special else (0, 0)
+        return attention_on_image(view.cache.alone(view.sample), layer, image, first)
     maps = view.at(view.kind.point, layer)
-    if view.kind.name == "shared":
-        maps = np.einsum("hr,hrp->hp", maps[:, :, query], maps)
-    elif view.kind.name == "attention":
-        maps = maps[:, query]
-    heads = len(maps)
-    if view.grid is None:
-        words = panels.token_texts(view.model, view.inputs[view.sample].tolist())
-        most = query if view.causal else min(query + _TOKENS // 2, view.count - 1)
-        seen = slice(max(0, most - _TOKENS + 1), most + 1)
-        figure, axes = canvas.canvas(None, 0.2 * heads + 1.2, None)
-        figure.set_figwidth(canvas.PAGE)
-        axes.imshow(maps[:, seen], aspect="auto", cmap="magma", vmin=0)
-        names = [canvas.label(word)[:12] for word in words[seen]]
-        axes.set_xticks(range(len(names)), names, rotation=60, ha="right", parse_math=False)
-        axes.set_yticks(range(heads), [f"L{layer}H{head}" for head in range(heads)])
-        axes.tick_params(labelsize=canvas.SMALL)
-        return canvas.as_written(figure)
-    size = canvas.PAGE / (heads + 1)
-    inches = canvas.PAGE, size + 0.3
-    figure, ((left, *others),) = canvas.panels(None, (1, heads + 1), inches, (0.0, 0.0), None)
-    left.imshow(displayable(view.inputs[view.sample], view.model.cfg), cmap="gray")
-    for head, axes in enumerate(others):
-        axes.imshow(maps[head, view.special :].reshape(view.grid), cmap="magma", vmin=0)
-        axes.set_title(f"L{layer}H{head}", fontsize=canvas.SMALL)
-    for axes in (left, *others):
-        axes.set_axis_off()
+    maps = maps[:, query] if view.kind.name == "attention" else maps
+    words = panels.token_texts(view.model, view.inputs[view.sample].tolist())
+    most = query if view.causal else min(query + _TOKENS // 2, view.count - 1)
+    seen = slice(max(0, most - _TOKENS + 1), most + 1)
+    figure, axes = canvas.canvas(None, 0.2 * len(maps) + 1.2, None)
+    figure.set_figwidth(canvas.PAGE)
+    axes.imshow(maps[:, seen], aspect="auto", cmap="magma", vmin=0)
+    names = [canvas.label(word)[:12] for word in words[seen]]
+    axes.set_xticks(range(len(names)), names, rotation=60, ha="right", parse_math=False)
+    axes.set_yticks(range(len(maps)), [f"L{layer}H{head}" for head in range(len(maps))])
+    axes.tick_params(labelsize=canvas.SMALL)
     return canvas.as_written(figure)
 
 
@@ -238,20 +226,19 @@ def _without(view: panels.View, table: pd.DataFrame) -> dict[str, Any]:
     return found | {"names": names}
 
 
-def _without_lead(without: dict[str, Any], start: dict[str, Any]) -> list[str]:
+def _without_lead(without: dict[str, Any] | None, start: dict[str, Any]) -> list[str]:
     """Returns what the answer becomes without the head at which the page opens."""
-    if "off" not in start:
+    if without is None or "off" not in start:
         return []
-    layer, head, names = start["layer"], start["head"], without["names"]
+    layer, head = start["layer"], start["head"]
     (before, best), (after, top, share) = without["own"], without["heads"][layer][head]
-    change = f"from {_percent(before / _STEPS)} to {_percent(after / _STEPS)}"
-    words = f"Without head L{layer}H{head} the answer is still \u201c{names[best]}\u201d: {change}."
-    if top != best:
-        words = (
-            f"Without head L{layer}H{head} the answer becomes \u201c{names[top]}\u201d, "
-            f"{_percent(share / _STEPS)}; \u201c{names[best]}\u201d falls {change}."
-        )
-    return [words]
+    old, new = (without["names"][number].strip() or "\u2205" for number in (best, top))
+    moves = "falls to" if after < before else "rises to" if after > before else "stays at"
+    now, words = _percent(after / _STEPS), f"Without head L{layer}H{head} the answer"
+    if top == best:
+        return [f"{words} is still \u201c{old}\u201d; its probability {moves} {now}."]
+    share = _percent(share / _STEPS)
+    return [f"{words} becomes \u201c{new}\u201d, {share}; \u201c{old}\u201d {moves} {now}."]
 
 
 def _attention(view: panels.View, layer: int) -> Attention:

@@ -128,6 +128,7 @@ def _templates() -> Any:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    templates.policies["json.dumps_kwargs"] = {"sort_keys": True, "separators": (",", ":")}
     templates.filters |= {"counted": counted, "number": format, "plain": plain, "visible": visible}
     templates.globals["shown_as"] = SHOWN
     templates.filters |= {"superscripts": _superscripts, "cells": cells}

@@ -28,7 +28,7 @@ from crate_interp.viz.packing import MapKind, map_kind, pack_ranked, pack_tops, 
 
 ATOMS, ANSWERS = 16, 5  # how many atoms and next tokens a page stores for each token
 _MASKS, _COMPONENTS, _EDGES = 3, 3, 200
-_EPS, _DEAR = 0.1, 1024
+_EPS, _DEAR, _BITS = 0.1, 1024, 10
 
 
 Codes = Float[np.ndarray, "head pos d_head"]
@@ -233,9 +233,11 @@ def matches(view: View, layer: int) -> dict[str, str]:
     """Returns what the page needs to say why heads of a layer look there, as packed texts.
 
     match: the code `[head, atom, d_head]` that an entry of 1 of each atom of the layer below gives
-    a token whose norm has the scale 1, for the atoms that the page stores, by number. scale: the
-    norm's scale of each token times the root of d_head. Empty where layers have no single U (ToST,
-    black boxes), where rotary positions turn it, and in the first layer, which reads no codes.
+    a token whose norm has the scale 1, for the atoms that the page stores, by number; rounded to a
+    power of 2, at most 1/1,024 of the largest entry, so that low bits are 0 and compress well.
+    scale: the norm's scale of each token times the root of d_head. Empty where layers have no
+    single U (ToST, black boxes), where rotary positions turn it, and in the first layer, which
+    reads no codes.
     """
     model = view.model
     points = view.has("hook_resid_pre", layer) and view.everywhere("mlp.hook_post")
@@ -248,9 +250,10 @@ def matches(view: View, layer: int) -> dict[str, str]:
     ones = torch.ones_like(stream[:, 0])
     places = [Place(layer, head, 0, 0) for head in range(model.cfg.n_heads)]
     roles = [role_of(model, place, stream, ones, "key") for place in places]
-    scale = model.cfg.d_head**0.5 / roles[0].weights
+    scale = (model.cfg.d_head**0.5 / roles[0].weights).cpu().numpy()
     codes = np.stack([role.of(written).cpu().numpy() for role in roles])
-    return {"match": planes(codes), "scale": planes(scale.cpu().numpy())}
+    step = 2.0 ** np.floor(np.log2(np.abs(codes).max(initial=1e-30)) - _BITS)
+    return {"match": planes((codes / step).round() * step), "scale": planes(scale)}
 
 
 def overlays(view: View) -> list[dict[str, Any]] | None:

@@ -16,6 +16,7 @@ const scales = {  // the value of a colour, from 0 to 1, and the words at the en
   share: {of: (h, q, k) => share(h, q, k) / Math.max(...data.largest[h]),
     end: h => Math.max(...data.largest[h]).toPrecision(2)},
 };
+const DARK = 55;  // per cent of black over what is not looked at: the picture must stay readable
 const EVEN = 5;  // of even shares: more than that has full colour in an image, where CLS gives itself nearly all
 function most(h) {
   const largest = Math.max(1, ...data.largest[h].map((value, q) => value * keys(q)));
@@ -49,13 +50,29 @@ function paint(target, h) {
   pen.putImageData(picture, 0, 0);
 }
 
+// over how many tokens a query spreads its attention: 1 / the sum of share²
+function spread(h, q) {
+  let sum = 0;
+  for (let k = 0; k < keys(q); k++) sum += share(h, q, k) ** 2;
+  return (1 / sum).toFixed(1 / sum < 9.95 ? 1 : 0);
+}
+
+// Below each head: of an image over how many tokens the outlined token spreads, of a text a mean token.
+function caption(q) {
+  const counts = data.grid ? data.heads.map((_, h) => spread(h, q)) : data.spread;
+  const least = Math.min(...counts);
+  document.querySelectorAll("#heads small").forEach((words, h) => {
+    words.textContent = `${counts[h]} tokens${+counts[h] === least ? ", fewest" : ""}`;
+  });
+}
+
 // what a query looks at, as a small map of the patches: bright is most
 function peek(target, h, q) {
   const [rows, columns] = data.grid, first = count - rows * columns, top = full(h, q), pen = target.getContext("2d");
   target.width = columns;
   target.height = rows;
   for (let patch = 0; patch < rows * columns; patch++) {
-    pen.fillStyle = `rgb(0 0 0 / ${84 * (1 - Math.min(1, share(h, q, patch + first) / top))}%)`;
+    pen.fillStyle = `rgb(0 0 0 / ${DARK * (1 - Math.min(1, share(h, q, patch + first) / top))}%)`;
     pen.fillRect(patch % columns, Math.floor(patch / columns), 1, 1);
   }
 }
@@ -63,7 +80,7 @@ function peek(target, h, q) {
 function shade(element, value) {
   const strength = Math.round(100 * Math.min(1, value));
   const over = element.parentElement.classList.contains("over") && element.previousElementSibling;
-  element.style.background = over ? `rgb(0 0 0 / ${.84 * (100 - strength)}%)`
+  element.style.background = over ? `rgb(0 0 0 / ${DARK * (1 - strength / 100)}%)`
     : `color-mix(in srgb, var(--accent) ${Math.round(strength * .45)}%, var(--card))`;
 }
 
@@ -80,7 +97,9 @@ function show() {
 function point() {
   const [q, k] = cell ?? [data.grid ? 0 : count - 1, null], top = full(head, q);
   find("row").style.cssText = `top: ${100 * q / count}%; height: ${100 / count}%`;
-  find("column").style.cssText = k === null ? "display: none" : `left: ${100 * k / count}%; width: ${100 / count}%`;
+  const marked = k ?? (head === data.first ? data.named : null);  // the token that the page's first line names
+  find("column").style.cssText = marked === null ? "display: none" : `left: ${100 * marked / count}%; width: ${100 / count}%`;
+  find("column").classList.toggle("named", k === null);
   if (pictured) document.querySelectorAll("#heads canvas").forEach((small, h) => peek(small, h, q));
   document.querySelectorAll("#tokens > *").forEach((element, place) => {
     shade(element, place < keys(q) ? share(head, q, place) / top : 0);
@@ -89,12 +108,13 @@ function point() {
   });
   const order = [...Array(keys(q)).keys()].sort((a, b) => share(head, q, b) - share(head, q, a));
   const patches = data.grid ? count - data.grid[0] * data.grid[1] : count;
-  const called = place => !data.grid ? `\u201c${data.tokens[place]}\u201d`
+  const called = place => !data.grid ? `\u201c${data.tokens[place].trim()}\u201d (${place})`
     : place < patches ? data.tokens[place] : `patch (${data.tokens[place].replace(",", ", ")})`;
   const percent = value => `${+(100 * value).toPrecision(2)}\u00a0%`;
-  const said = place => `${called(place)}${place === q ? " itself" : ""} (${percent(share(head, q, place))})`;
+  const said = place => `${place === q ? "itself" : called(place)}, ${percent(share(head, q, place))}`;
   if (data.grid) find("query").textContent = called(q);
-  let words = `${data.heads[head]}: ${called(q)} looks most at ${order.slice(0, 3).map(said).join(", then at ")}`;
+  caption(q);
+  let words = `${data.heads[head]}: ${called(q)} looks most at ${order.slice(0, 3).map(said).join("; then at ")}`;
   if (k !== null && k < keys(q)) {
     const even = share(head, q, k) * keys(q);
     words = `${data.heads[head]}: ${called(q)} gives ${called(k)} ${percent(share(head, q, k))}, `
@@ -141,9 +161,7 @@ data.heads.forEach((name, place) => {
   const button = document.createElement("button"), small = document.createElement("canvas");
   button.type = "button";
   small.setAttribute("aria-hidden", "true");
-  const words = document.createElement("small");
-  words.textContent = `${data.spread[place]} tokens${place === data.first ? ", fewest" : ""}`;
-  button.append(small, document.createTextNode(name), words);
+  button.append(small, document.createTextNode(name), document.createElement("small"));
   button.addEventListener("click", () => { head = place; show(); });
   find("heads").append(button);
 });

@@ -18,7 +18,7 @@ let layer = null;
 
 function nameOf(token) {
   if (isText) { // long tokens are cut: the page must not move under the pointer
-    const words = shown(data.names[token]);
+    const words = shown(data.names[token]).trim();
     return `\u201c${words.length > 24 ? `${words.slice(0, 23)}\u2026` : words}\u201d (${token})`;
   }
   return token >= data.special ? `patch (${patchOf(token, data.grid).join(", ")})` : "CLS";
@@ -262,16 +262,16 @@ function drawWhy(every, below) {
   if (byId("why-panel").hidden) return;
   const score = layer.score(head, query, key), most = strongest(values);
   byId("why-name").textContent = `L${state.layer}H${head} looks at ${nameOf(key)}`;
-  byId("why-words").textContent = `${percent(values[key])} of its attention, score ${digits(score)}`;
+  byId("why-words").textContent = `${percent(values[key])} of its attention, score ${score.toFixed(2)}`;
   byId("why-most").textContent = most === key ? "" : `Most, ${percent(values[most])}, goes to ${
-    most === query ? `${nameOf(most)} itself: a token always matches itself` : nameOf(most)}. Point at a ${WORD} of the map to ask about it.`;
+    most === query ? `${nameOf(most)} itself: its query and key are one code` : nameOf(most)}. Point at a ${WORD} of the map to ask about it.`;
   for (const [side, token, other] of [["query", query, key], ["key", key, query]]) {
     const found = layer.matching(below, head, token, other).slice(0, 5);
     const rest = {name: "all else", part: score - found.reduce((sum, one) => sum + one.part, 0)};
     const largest = Math.max(...[...found, rest].map(one => Math.abs(one.part)), 1e-30);
     byId(`why-${side}-name`).textContent = `${nameOf(token)}, ${side === "query" ? "which looks" : "which it looks at"}`;
     ranked(byId(`why-${side}`), [...found, rest].map(({place, name, part}) => ({name: name ?? `L${state.layer - 1}A${place}`,
-      below: part < 0, words: `${part > 0 ? "+" : ""}${digits(part)}`, share: Math.abs(part) / largest,
+      below: part < 0, words: `${part > 0 ? "+" : "\u2212"}${Math.abs(part).toFixed(2)}`, share: Math.abs(part) / largest,
       pick: name ? null : () => choose({atom: place, beneath: true})})));
   }
 }
@@ -454,6 +454,7 @@ function pointKeys(element, canvas, head) {
 }
 
 function build() {
+  for (const image of document.querySelectorAll("img.faint")) image.src = byId("surface").firstChild.src;
   for (let head = 0; head < data.heads; head++) {
     const canvas = make("canvas"), words = make("span", {}, [make("b"),
       ...(data.without ? [make("i", {title: "points of the answer's probability"})] : []), " ", make("small")]);

@@ -50,7 +50,7 @@ function buildMost() {
   }
 }
 
-const answerName = number => `\u201c${shown(off.names[number])}\u201d`;
+const answerName = number => `\u201c${shown(off.names[number]).trim()}\u201d`;
 
 // The part that is chosen: its name, and its row [own share, likeliest answer, its share], if it has one.
 function chosenPart() {
@@ -67,14 +67,13 @@ const isTested = atom => Boolean(off.atoms[state.layer]?.[atom]);
 
 function answerWithout(name, row) {
   const [own, best] = off.own;
-  if (state.off === "none") return `The answer is ${answerName(best)}, ${percent(own / 1e4)}.`;
+  if (state.off === "none") return `The answer is ${answerName(best)}, ${tenths(own)}.`;
   if (!row) return state.off === "patch" ? "Point at a patch to cover it with the mean colour."
     : `${name.replace("atom ", "")} was not tested.`;
-  const [left, top, share] = row;
+  const [left, top, share] = row, now = `${left < own ? "falls to" : left > own ? "rises to" : "stays at"} ${tenths(left)}`;
   return top === best
-    ? `Without ${name} the answer is still ${answerName(best)}: ${percent(left / 1e4)}, from ${percent(own / 1e4)}.`
-    : `Without ${name} the answer becomes ${answerName(top)}, ${percent(share / 1e4)}; `
-      + `${answerName(best)} falls from ${percent(own / 1e4)} to ${percent(left / 1e4)}.`;
+    ? `Without ${name} the answer is still ${answerName(best)}; its probability ${now}.`
+    : `Without ${name} the answer becomes ${answerName(top)}, ${tenths(share)}; ${answerName(best)} ${now}.`;
 }
 
 // The longest sentence that the kind of part that is off can give.
@@ -87,7 +86,7 @@ function longestWithout() {
   return rows.map(row => answerWithout(name, row)).reduce((a, b) => a.length < b.length ? b : a, "");
 }
 
-const tenths = share => `${(share / 100).toFixed(1)}\u00a0%`; // as exact as the points beside the heads
+const tenths = share => `${(share / 100).toFixed(1)}\u00a0%`; // near 10 % two answers often round alike
 
 // A bar for the model's answer, with a tick where it was, and one for the answer that takes its place.
 function drawVersus(row) {
@@ -96,7 +95,7 @@ function drawVersus(row) {
   byId("versus").replaceChildren(...rows.flatMap(([answer, after, before]) => {
     const bar = make("span", {className: `amount${answer === best ? "" : " new"}`, style: {"--share": after / 1e4}});
     if (before !== null && before !== after) bar.append(make("i", {style: {"--at": before / 1e4}}));
-    const words = before === null || before === after ? percent(after / 1e4) : `${tenths(before)} \u2192 ${tenths(after)}`;
+    const words = before === null || before === after ? tenths(after) : `${tenths(before)} \u2192 ${tenths(after)}`;
     return [make("bdi", {textContent: answerName(answer)}), bar, make("span", {textContent: words})];
   }));
 }
