@@ -191,7 +191,7 @@ def _carried(atom: Atom, counts: list[int]) -> list[Any]:
     """
     most = max(counts, default=0) or 1
     heights = "".join(str(-(-9 * count // most)) for count in counts)
-    names = ("firing_rate", "effect", "low", "high", "first_order")
+    names = ("firing_rate", "effect", "low", "high")
     near = [[int(layer), int(other), float(cosine)] for layer, other, cosine in atom["neighbours"]]
     tokens = [
         [token["sample"], token["token"], _short(token["value"]), *map(visible, token["text"])]

@@ -44,7 +44,9 @@ function card(atom) {
   }
   const logits = [["raises", atom.raises], ["lowers", atom.lowers]].filter(pair => pair[1]);
   for (const [word, names] of logits)
-    link.append(made("span", "quiet", `${word} ${names}`));
+    link.append(made("span", "quiet", `${word} the logit of ${minus(names)}`));
+  if (data.named && !logits.length && atom.effect !== null)
+    link.append(made("span", "quiet", `logits: can't tell which ${data.text ? "token" : "class"} it moves`));
   item.append(link);
   return item;
 }
