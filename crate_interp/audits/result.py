@@ -66,11 +66,8 @@ def _reasons(group: pd.DataFrame) -> list[str]:
 
 def _on(rows: Any, claim: Claim) -> str:
     """Returns where a number holds: "stream, read: falls; unit: falls (eps 1), rises (eps 10)"."""
-    verbs = {
-        verdicts.KEPT: claim.held,
-        verdicts.BROKEN: claim.missed,
-        verdicts.UNDECIDED: verdicts.UNDECIDED,
-    }
+    verbs = {verdicts.KEPT: claim.held, verdicts.BROKEN: claim.missed}
+    verbs[verdicts.UNDECIDED] = verdicts.UNDECIDED
     said: dict[str, list[str]] = {}
     for frame in [name for name in (*FRAMES, "") if name in set(rows["frame"])]:
         where: dict[str, list[str]] = {}
@@ -280,13 +277,8 @@ class AuditResult(Result):
         "untrained": by("weights", "seed", "sample", "layer"),
         "untrained_weights": first,
     }
-    DERIVED = {
-        "cells": cells,
-        "claims": judged,
-        "overview": overview,
-        "nulls": nulls,
-        "layers": _beside,
-    }
+    DERIVED = {"cells": cells, "claims": judged, "overview": overview, "nulls": nulls}
+    DERIVED |= {"layers": _beside}
 
     def claims(self) -> pd.DataFrame:
         """Returns a row per claim and layer: claim, layer, verdict, on, reason."""

@@ -34,7 +34,7 @@ function card(atom) {
   link.append(head);
   if (data.text) atom.texts.forEach(text => link.append(context(text)));
   else if (atom.places.length) link.append(pictures(atom));
-  if (atom.agree !== null) link.append(made("span", "agree", `its inputs agree: ${atom.agree.toFixed(2)} of 1`));
+  if (atom.agree !== null) link.append(made("span", "agree", `its inputs agree: ${Math.abs(atom.agree) < .005 ? "<0.01" : atom.agree.toFixed(2).replace("-", "\u2212")} of 1`));
   if (atom.effect !== null) {
     const words = `${interval(atom.effect, atom.low, atom.high)} nats${atom.exact ? "" : ", to first order"}`;
     const line = made("span", atom.clear ? "effect" : "effect unclear",
