@@ -63,8 +63,7 @@ def carried(page, name):
 
 def atoms_of(folder, layer):
     """All atoms of a layer: those in its page, and those in the file beside it."""
-    names = ["atom", "fires", "effect", "low", "high", "first_order", "ablated", "state"]
-    names += ["raises", "lowers", "near", "tokens", "heights"]
+    names = "atom fires effect low high ablated state raises lowers near tokens heights".split()
     data = carried((folder / f"layer-{layer}.html").read_text(), "data")
     script = (folder / "layers" / f"layer-{layer}.js").read_text()
     rest = json.loads(script.removeprefix("more(").removesuffix(");"))

@@ -157,7 +157,7 @@ def test_a_linear_read_out_has_a_closed_form():
 def test_the_page_shows_the_finding_and_every_number(result, tmp_path):
     page = ci.viz.concentration_page(result, tmp_path)
     text = " ".join(page.read_text().split())
-    assert "2 of 403 code entries carry" in text
+    assert "Swapping 2 of 403 code entries moves" in text
     for name in ("shares", "contrasts"):
         for value in result.table(name).to_numpy(dtype=object)[-1]:
             cell = f"{value:.4g}" if isinstance(value, float) else value

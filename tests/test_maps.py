@@ -188,7 +188,7 @@ def test_activations_are_a_grid_of_patches_or_tokens(cache):
     assert (data["layers"], data["atoms"], data["grid"]) == ([2, 0], [3, 1], [3, 4])
     assert data["first"] == [*np.unravel_index((on := code[..., 1:]).argmax(), on.shape)[:2]]
     layer, atom = [2, 0][data["first"][0]], [3, 1][data["first"][1]]
-    assert f"L{layer}A{atom} has the largest value" in page.html()
+    assert f"(L{layer}A{atom}) has the largest value" in page.html()
 
 
 @pytest.fixture(scope="module")

@@ -95,6 +95,7 @@ NUMBERS = {name: number for claim in CLAIMS.values() for name, number in claim.n
 CLAIM_OF = {number: name for name, claim in CLAIMS.items() for number in claim.numbers}
 # what is measured in addition to the numbers of claims -> its formula
 BESIDE: dict[str, str] = _TABLES["beside"]
+JOBS: str = _TABLES["jobs"]
 LEGEND: str = _TABLES["legend"]
 NULLS = {name: Null(**fields) for name, fields in _TABLES["nulls"].items()}
 IN_VERDICTS = {name for number in NUMBERS.values() for name in (number.null, number.draws) if name}

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from crate_interp.audits import objectives, setting
-from crate_interp.audits.claims import BESIDE, CLAIMS, LEGEND, NUMBERS, Claim, Number
+from crate_interp.audits.claims import BESIDE, CLAIMS, JOBS, LEGEND, NULLS, NUMBERS, Claim, Number
 from crate_interp.audits.verdicts import cells, nulls
 from crate_interp.config.families import FAMILIES
 from crate_interp.core.safe_text import in_html, notebook_view
@@ -66,11 +66,8 @@ def _reasons(group: pd.DataFrame) -> list[str]:
 
 def _on(rows: Any, claim: Claim) -> str:
     """Returns where a number holds: "stream, read: falls; unit: falls (eps 1), rises (eps 10)"."""
-    verbs = {
-        verdicts.KEPT: claim.held,
-        verdicts.BROKEN: claim.missed,
-        verdicts.UNDECIDED: verdicts.UNDECIDED,
-    }
+    verbs = {verdicts.KEPT: claim.held, verdicts.BROKEN: claim.missed}
+    verbs[verdicts.UNDECIDED] = verdicts.UNDECIDED
     said: dict[str, list[str]] = {}
     for frame in [name for name in (*FRAMES, "") if name in set(rows["frame"])]:
         where: dict[str, list[str]] = {}
@@ -124,25 +121,28 @@ def overview(result: Result) -> pd.DataFrame:
 
 
 def answers_by_layer(result: Result) -> pd.DataFrame:
-    """Returns a row per layer: whether its attention and its sparse step do their jobs, in words.
+    """Returns a row per layer and job, of attention or of the sparse step: its answer in words.
 
-    Changes are relative, and of the tokens as the layer reads them. chance: the baseline's change.
+    value: the relative change, on the tokens as the layer reads them. rival: the baseline of the
+    verdict that is hardest to beat; chance: the change with it. shuffled: the change in networks
+    of shuffled weights, which no verdict counts.
     """
     claims, main = result.table("claims"), main_rows(result, "cells")
-    main = main[main["frame"].isin(["", "read"])]
-    answers = pd.DataFrame({"layer": range(result.meta["n_layers"])})
-    for name in ("compresses", "descends"):
-        judged_layers: Any = claims[claims["claim"] == name].set_index("layer")["verdict"]
-        if {*judged_layers} <= {verdicts.NOT_APPLICABLE}:
-            continue
-        rows: Any = main[main["number"] == name].set_index("layer")
-        words, write = [], NUMBERS[name].form.format
-        for layer, verdict in judged_layers.items():
-            value, null = (write(rows[column][layer]) for column in ("value", "null"))
-            chance = "" if "nan" in null else f", chance {null}"
-            words.append(f"{verdicts.SHOWN[verdict].answer}: {value}{chance}")
-        answers[f"{CLAIMS[name].title}?"] = words
-    return answers
+    jobs = main[main["frame"].isin(["", "read"]) & main["number"].isin(["compresses", "descends"])]
+    jobs = jobs[["claim", "layer", "number", "value", "null", "gain", "shuffled"]]
+    rows: Any = claims[claims["verdict"] != verdicts.NOT_APPLICABLE].merge(jobs)
+    found = []
+    for row in rows.to_dict("records"):
+        number = NUMBERS[row["number"]]
+        known = (row["null"], number.null), (row["value"] - row["gain"], number.draws)
+        row["chance"], of = min((one for one in known if one[0] == one[0]), default=(np.nan, ""))
+        row |= {"answer": verdicts.SHOWN[row["verdict"]].answer, "rival": of and NULLS[of].words}
+        for name in ("value", "chance", "shuffled"):
+            words = "" if np.isnan(row[name]) else number.form.format(row[name])
+            row[name] = "0%" if words in ("+0%", "-0%") else words
+        found.append(row)
+    columns = ["layer", "claim", "answer", "value", "rival", "chance", "shuffled"]
+    return pd.DataFrame(found, columns=columns).sort_values(["layer", "claim"], kind="stable")
 
 
 def legend(result: Result) -> str:
@@ -277,13 +277,8 @@ class AuditResult(Result):
         "untrained": by("weights", "seed", "sample", "layer"),
         "untrained_weights": first,
     }
-    DERIVED = {
-        "cells": cells,
-        "claims": judged,
-        "overview": overview,
-        "nulls": nulls,
-        "layers": _beside,
-    }
+    DERIVED = {"cells": cells, "claims": judged, "overview": overview, "nulls": nulls}
+    DERIVED |= {"layers": _beside}
 
     def claims(self) -> pd.DataFrame:
         """Returns a row per claim and layer: claim, layer, verdict, on, reason."""
@@ -307,16 +302,15 @@ class AuditResult(Result):
         baselines. The numbers are the lowest and the highest over layers and scalings, at the main
         eps.
         """
-        rows: Any = self._table("overview")
         header = ["claim", "layers", "wanted", "value", "untrained"]
-        lines = [[str(row[name]) for name in header] for row in rows.to_dict("records")]
-        answers = answers_by_layer(self)
-        short = {f"{claim.title}?": f"{claim.short}?" for claim in CLAIMS.values()}
-        by_layer = as_text(
-            [short.get(str(name), str(name)) for name in answers],
-            answers.astype(str).to_numpy().tolist(),
-        )
-        return f"{by_layer}\n\n{as_text(header, lines)}"
+        lines = self._table("overview")[header].astype(str).to_numpy().tolist()
+        jobs: Any = answers_by_layer(self)
+        chance = (", chance " + jobs["chance"]).where(jobs["chance"] != "", "")
+        words = jobs["answer"] + ": " + jobs["value"] + chance
+        wide = jobs.assign(words=words).pivot(index="layer", columns="claim", values="words")
+        titles = [f"{CLAIMS[name].short}?" for name in wide]
+        by_layer = as_text(["layer", *titles], wide.fillna("").reset_index().to_numpy().tolist())
+        return f"{JOBS}\n{by_layer}\n\n{as_text(header, lines)}"
 
     def sentences(self) -> list[str]:
         """Returns the answer, in how many layers attention lowers its objective, and one doubt."""
@@ -328,13 +322,12 @@ class AuditResult(Result):
             return [f"No claim {which} applies to the layers of {model}."]
         facts: Any = FAMILIES.get(self.meta["config"]["family"], {})
         goal = objectives.KINDS.get(facts.get("attention"), objectives.KINDS["mssa"]).objective
-        ways = {verdicts.DEPENDS: "it beats chance under some", verdicts.UNDECIDED: "we can't tell"}
+        ways = {verdicts.DEPENDS: "it beats chance in some", verdicts.UNDECIDED: "we can't tell"}
         ways[verdicts.BY_CONSTRUCTION] = "an ideal layer fails too"
         others = [f" In {counts[word]} {way}." for word, way in ways.items() if word in counts]
         kept = counts.get(verdicts.KEPT, 0)
-        lead = f"Attention lowers {goal} under every scaling and eps in {kept} of {layers} layers."
-        if not kept:
-            lead = f"Attention lowers {goal} under every scaling and eps in no layer of {layers}."
+        where = f"{kept} of {layers} layers" if kept else f"no layer of {layers}"
+        lead = f"Attention lowers {goal} (token cost) in every setting in {where}."
         answer = lead + "".join(others)
         rows = main_rows(self, "cells")
         rows = rows[(rows["number"] == "compresses") & (rows["frame"] == "read")]

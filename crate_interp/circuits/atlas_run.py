@@ -67,8 +67,8 @@ class Atlas(AtomResult):
       path: `<row of W_out, g * w_t>` less the mean over t, with w_t the column of W_U and g the
       weight of the last norm (a logit lens). Effects through later layers are left out. In crate
       and crate-lm each step re-codes the stream, so there is no direct path. There the effect is
-      the first-order effect on the logit over the samples of `ablate`, with half the width of its
-      95 % interval; effects whose interval contains 0 are left out. Each logit takes its own
+      the first-order effect on the logit over the samples of `ablate`, with its 95 %
+      interval; effects whose interval contains 0 are left out. Each logit takes its own
       backward. So if there are more than 16 classes or tokens, only the 8 that the model answers
       most often are measured;
     - nearest, nearest_cosine: the atoms of other layers whose columns of D have the largest cosine

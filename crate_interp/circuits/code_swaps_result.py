@@ -190,20 +190,21 @@ class Concentration(Result):
             parts = [f"{way} in {counts[word]}" for word, way in ways.items() if counts[word]]
             return f"{', '.join(parts)} of {counts.total()} layers" if parts else "not tested"
 
-        axes, lead = verdicts(PCA, "difference", "p"), "may do as well"
+        axes, lead = verdicts(PCA, "difference", "p"), "may too"
         if axes[KEPT] != axes[BROKEN]:
-            more = axes[BROKEN] > axes[KEPT]
-            lead = f"carry {'more' if more else 'less'} in {max(axes[BROKEN], axes[KEPT])}"
+            way = "more" if axes[BROKEN] > axes[KEPT] else "less"
+            lead = f"{way} in {max(axes[BROKEN], axes[KEPT])}"
         points, learned = self._table("points"), verdicts(ROTATED, "learned", "learned_p")
         trained = "Whether training has concentrated the gap is not tested."
         if learned[NOT_APPLICABLE] < learned.total():
             trained = f"Training has concentrated the gap in {learned[KEPT]} of {learned.total()} "
             trained += f"layers, compared with {self.meta['untrained']} untrained networks."
+        size = (points["tokens"] * points["width"]).max()
         return [
-            f"{self.middle} of {(points['tokens'] * points['width']).max():,} code entries carry "
-            f"{own} of the gap between answers; principal axes {lead}.",
-            f"Random axes carry {random}: {in_words(verdicts(ROTATED, 'difference', 'p'))}. "
-            f"Principal axes carry {principal}: {in_words(axes)}.",
+            f"Swapping {self.middle} of {size:,} code entries "
+            f"moves the answer {own} towards the donor's; principal axes {lead}.",
+            f"Random axes move it {random}: {in_words(verdicts(ROTATED, 'difference', 'p'))}. "
+            f"Principal axes move it {principal}: {in_words(axes)}.",
             f"Measured on {self.counted_samples()} in {self.meta['model'] or 'the model'}.",
             trained,
         ]

@@ -147,10 +147,10 @@ def named(table: pd.DataFrame) -> pd.DataFrame:
     """Returns a row per layer and atom: layer, atom, raises, lowers.
 
     raises, lowers: the names of up to three logits whose interval excludes 0, each with its mean
-    effect and half the width of its 95 % interval.
+    effect and its 95 % interval.
     """
     mean, low, high = interval_of_sums(table)
-    known: Any = table.assign(mean=mean, high=high)
+    known: Any = table.assign(mean=mean, low=low, high=high)
     clear = known[signs(low, high) != 0]
     keys = ["layer", "atom"]
     every = known[keys].drop_duplicates().sort_values(keys, ignore_index=True)
@@ -159,8 +159,8 @@ def named(table: pd.DataFrame) -> pd.DataFrame:
         side = side.sort_values([*keys, "mean"], ascending=[True, True, ascending])
         side = side.groupby(keys).head(NAMED)
         texts = [
-            f"{row.name!r} {row.mean:+.2g} ± {row.high - row.mean:.1g}"
-            for row in side[["name", "mean", "high"]].itertuples(index=False)
+            f"{row.name!r} {row.mean:+.2g} ({row.low:+.2g} to {row.high:+.2g})"
+            for row in side[["name", "mean", "low", "high"]].itertuples(index=False)
         ]
         texts = pd.Series(texts, index=side.index, dtype=str)  # text type even for an empty table
         joined = side[keys].assign(**{word: texts}).groupby(keys)[word].agg(", ".join)

@@ -89,12 +89,14 @@ def report(
         twins, shuffles = _random_weights(model, samples, chosen, untrained, options)
         if audit:
             discard(folder / "audit", META)  # left by an earlier report
-        more: Any = {"audited": audit, "progress": options.progress}
-        more |= _attention(model, samples, result)
+        more: Any = {"progress": options.progress} | _attention(model, samples, result)
         more["data"] = data if isinstance(data, str) else ""
-        page = report_page(result, twins, folder, shuffled=shuffles, **more)
-        if audit:  # last, because it takes longest: if it fails, nothing else is lost
-            audit_page(run_audit(model, samples, untrained=untrained, **own), folder / "audit")
+        try:
+            if audit:  # takes longest: if it fails, the page is written all the same
+                more["audited"] = run_audit(model, samples, untrained=untrained, **own)
+                audit_page(more["audited"], folder / "audit")
+        finally:
+            page = report_page(result, twins, folder, shuffled=shuffles, **more)
     return page
 
 

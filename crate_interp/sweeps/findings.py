@@ -100,14 +100,17 @@ def headline(result: "SweepResult") -> str:
     return " ".join([*_changes_in_words(result, ())[:2], words, instead_of_u(result)]).strip()
 
 
-def sentences(result: "SweepResult", twins: "Results") -> list[str]:
-    """Returns the first sentences of a report: each rate, and its untrained copies beside it."""
+def sentences(result: "SweepResult", twins: "Results", read: int | None = None) -> list[str]:
+    """Returns the first sentences of a report: each rate, and its untrained copies beside it.
+
+    read: in how many layers an audit saw R^c of LN(Z), which attention reads, fall.
+    """
     name = names(result)[0]
     without_rates = f"{statistic(result.meta, name).title}: {ends(result, twins, name)}."
-    return _changes_in_words(result, twins) or [without_rates]
+    return _changes_in_words(result, twins, read) or [without_rates]
 
 
-def _changes_in_words(result: "SweepResult", twins: "Results") -> list[str]:
+def _changes_in_words(result: "SweepResult", twins: "Results", read: Any = None) -> list[str]:
     """Returns a sentence about each rate; the rates differ in the lengths of the tokens."""
     said = []
     for rate in _RATES:
@@ -115,8 +118,11 @@ def _changes_in_words(result: "SweepResult", twins: "Results") -> list[str]:
         if change is None:
             continue
         rises, falls = (change.signs.count(sign) for sign in (1, -1))
-        name = f"R^c of {stream(result)}" if rate == "R^c" else rate
-        what = f"a token's cost (R^c of {_frame(result)})" if rate == "R^c" else rate
+        name, what, more = rate, rate, ""
+        if rate == "R^c":
+            name = f"R^c of {_frame(result)} at eps {_settings(result).get('eps')}"
+            what = f"a token's cost (R^c of {_frame(result)})"
+            more = "" if read is None else f"; what it reads gets cheaper in {read or 'none'}"
         beside = [twin.change for twin in (at_attention(one, rate) for one in twins) if twin]
         untrained = f"; untrained copies {_per_cents(np.mean(beside, axis=0))}" if beside else ""
         few = interval_words(np.nan, np.nan, of=change.of)
@@ -124,9 +130,10 @@ def _changes_in_words(result: "SweepResult", twins: "Results") -> list[str]:
         moved = f"lowers {what} in {falls} and raises it in {rises} of {layers} layers"
         if layers in (rises, falls):
             moved = f"{'raises' if rises else 'lowers'} {what} in all {layers} layers"
-        said.append(f"Attention {moved}{'; the theory expects a fall' * (rises == layers)}.")
-        if rate == "R^c" and not _settings(result).get("norm"):
-            said.append("Attention reads LN(Z), where R^c may move the other way: see the audit.")
+        more = more or "; the theory expects a fall" * (rises == layers)
+        said.append(f"Attention {moved}{more}.")
+        if rate == "R^c" and read is None and not _settings(result).get("norm"):
+            said.append("Attention reads LN(Z), where R^c may fall: an audit measures it.")
         said.append(
             f"{name} changes by {_per_cents(change.change)}{untrained}"
             f"{f': {few}' if np.isnan(change.low).all() else ''}."
@@ -165,11 +172,6 @@ def path(values: Sequence[float], first: int) -> str:
 
 def _settings(result: "SweepResult") -> dict[str, Any]:
     return result.meta["probes"].get("compression", {"settings": {}})["settings"]
-
-
-def stream(result: "SweepResult") -> str:
-    """Returns what R^c is measured on, such as "the stream at eps 0.1"."""
-    return f"{_frame(result)} at eps {_settings(result).get('eps')}"
 
 
 def _frame(result: "SweepResult") -> str:
@@ -238,17 +240,17 @@ def _falls(words: str, result: "SweepResult", change: Change, kinds: list[list[C
     """
     layers = dict(zip(change.layers.tolist(), change.signs, strict=True))
     said = {1: "rises", -1: "falls", 0: "its interval includes 0", None: "nothing to compare with"}
-    numbers, untrained = [_per_cents(change.change)], dict.fromkeys(layers, 0)
-    for networks in kinds:
+    numbers, alike = [_per_cents(change.change)], dict.fromkeys(layers, "")
+    for name, networks in zip(("untrained", "with shuffled weights"), kinds, strict=True):
         if not networks:
             numbers.append("")
             continue
         ways = np.sign([one.change for one in networks])
         for place, (layer, sign) in enumerate(layers.items()):
             if sign and (ways[:, place] == sign).all():
-                untrained[layer] = sign
+                alike[layer] += f", {name} too"
         numbers.append(_per_cents(np.mean([one.change for one in networks], axis=0)))
-    return _row(words, result, layers, said, -1, numbers, untrained)
+    return _row(words, result, layers, said, -1, numbers, alike)
 
 
 def _beside_untrained(result: "SweepResult", kinds: "Sequence[Results]", name: str) -> Row:
@@ -276,19 +278,17 @@ def _row(
     said: Mapping[int | None, str],
     better: int,
     numbers: list[str],
-    untrained: Mapping[int, int],
+    alike: Mapping[int, str],
 ) -> Row:
     """Returns a row of the strip.
 
     ways: layer -> 1 for shown to be higher, -1 lower, 0 neither. said: the words for each; None is
-    the key for a layer without a number. better: the sign that the theory expects. untrained: layer
-    -> the sign with random weights; a layer with the same sign gets a ring.
+    the key for a layer without a number. better: the sign that the theory expects. alike: layer ->
+    which random weights go the same way, in words; such a layer gets a ring.
     """
     cells, verdict_of = [], {1: KEPT, -1: BROKEN, 0: UNDECIDED}
     for layer in range(result.meta["n_layers"]):
-        way, other = ways.get(layer), untrained.get(layer, 0)
-        same = f", untrained {said[other]}" if other else ""
+        way, same = ways.get(layer), alike.get(layer, "")
         verdict = NOT_APPLICABLE if way is None else verdict_of[better * way]
-        alike = bool(way) and other == way
-        cells.append(sign_of(verdict, f"layer {layer}: {said[way]}{same}", alike))
+        cells.append(sign_of(verdict, f"layer {layer}: {said[way]}{same}", bool(same)))
     return Row(title, cells, numbers)

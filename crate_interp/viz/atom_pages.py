@@ -74,9 +74,8 @@ def _write(atlas: Atlas, out: Path) -> None:
     if len(images):
         data["grid"] = images[["rows", "columns"]].iloc[0].tolist()
     _set_agreements(atlas, every := _atoms(atlas))
-    about["alike"] = [
-        (one["layer"], one["agreement"], one["dealt"]) for one in every if not one["state"]
-    ]
+    some = [one for one in every if not one["state"]]
+    about["alike"] = [(one["layer"], one["agreement"], one["dealt"]) for one in some]
     (out / "layers").mkdir(exist_ok=True)
     for layer in sorted({atom["layer"] for atom in every}):
         atoms = [atom for atom in every if atom["layer"] == layer]
@@ -191,7 +190,7 @@ def _carried(atom: Atom, counts: list[int]) -> list[Any]:
     """
     most = max(counts, default=0) or 1
     heights = "".join(str(-(-9 * count // most)) for count in counts)
-    names = ("firing_rate", "effect", "low", "high", "first_order")
+    names = ("firing_rate", "effect", "low", "high")
     near = [[int(layer), int(other), float(cosine)] for layer, other, cosine in atom["neighbours"]]
     tokens = [
         [token["sample"], token["token"], _short(token["value"]), *map(visible, token["text"])]
@@ -258,10 +257,8 @@ def _rates(result: AtomResult) -> Any:
         places = np.linspace(0, 1, len(rates))
         strength = 0.25 + 0.75 * at / max(len(layers) - 1, 1)
         axes.plot(places, 100 * rates, color=TRAINED, alpha=strength, lw=1.4)
-        axes.annotate(
-            str(layer), (0.02 + 0.05 * at, 100 * np.interp(0.02 + 0.05 * at, places, rates)),
-            fontsize=TEXT, xytext=(0, 3), textcoords="offset points",
-        )  # fmt: skip
+        x = 0.02 + 0.05 * at
+        axes.text(x, 100 * np.interp(x, places, rates) + 1, str(layer), fontsize=TEXT, ha="left")
     axes.set_xlabel(f"{result.word()}s of a layer, the most often on first (share)", fontsize=TEXT)
     axes.set_ylabel("tokens at which it is on (%)", fontsize=TEXT)
     axes.spines[["top", "right"]].set_visible(False)
@@ -272,10 +269,8 @@ def _cards(result: AtomResult, excerpts: Excerpts) -> list[dict[str, Any]]:
     """Returns the cards of each layer."""
     table: Any = result.table()
     counts = histograms(result.table("sums"))
-    images, contexts = (
-        excerpts[name].to_dict("records") if name in excerpts else []
-        for name in ("images", "contexts")
-    )
+    kept = [excerpts.get(name, pd.DataFrame()) for name in ("images", "contexts")]
+    images, contexts = (one.to_dict("records") for one in kept)
     pictures = _pictures(images)
     texts = {(row["sample"], row["token"]): [row[part] for part in _PARTS] for row in contexts}
 
@@ -294,10 +289,9 @@ def _cards(result: AtomResult, excerpts: Excerpts) -> list[dict[str, Any]]:
         for row in best.to_dict("records"):
             top: Any = result.top(int(layer), int(row["atom"])).head(_TOKENS)
             places = top[["sample", "token", "value"]].to_dict("records")
-            bars = counts.get((layer, row["atom"]), [])
+            name, bars = f"L{layer}A{row['atom']}", counts.get((layer, row["atom"]), [])
             tokens = [token_of(**place) for place in places]
-            card = {"name": f"L{layer}A{row['atom']}", "row": row, "bars": bars, "tokens": tokens}
-            cards.append(card)
+            cards.append({"name": name, "row": row, "bars": bars, "tokens": tokens})
         layers.append({"layer": layer, "cards": cards})
     return layers
 

@@ -62,7 +62,7 @@ def audit_page(result: AuditResult, out: str | Path) -> Path:
         "does each layer do its job?",
         {"audit.txt": f"{result.text()}\n\n{legend(result)}\n"},
         said=result.sentences(),
-        answers=answers_by_layer(result),
+        answers=answers_by_layer(result).to_dict("records"),
         strips=(rows, ideal),
         cards=cards,
         answers_shown={name: word.answer or name for name, word in SHOWN.items()},

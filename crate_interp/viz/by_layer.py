@@ -255,13 +255,14 @@ def steps(
     return canvas.finished(figure, [axes], ax, title, f"{words}, along training")
 
 
-def change_at_attention(
-    step: Change, untrained: Sequence[Change], shuffled: Sequence[Change]
-) -> Figure:
-    """Returns a matplotlib Figure of the change of R^c at attention in per cent, by layer."""
+def change_at_attention(step: Change, *kinds: Sequence[Change]) -> Figure:
+    """Returns a matplotlib Figure of the change of R^c at attention in per cent, by layer.
+
+    kinds: the changes of untrained copies, and of networks of shuffled weights.
+    """
     figure, axes = canvas.canvas(None, 2.1, None)
     axes.plot(step.layers, np.zeros(len(step.layers)), color=CHANCE, ls=":", label="no change")
-    for kind, others in (("untrained", untrained), ("shuffled", shuffled)):
+    for kind, others in zip(("untrained", "shuffled"), kinds, strict=True):
         random = 100 * np.stack([one.change for one in others]) if others else None
         _draw_random(axes, step.layers, kind, random)
     band = 100 * step.low, 100 * step.high

@@ -271,10 +271,10 @@ def top_tokens(
 
 
 def _places(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
-    """Returns each token's name in sentences: CLS, patch 1,2 or the token 'cat'."""
+    """Returns each token's name in sentences: CLS, patch (row 1, column 2), the token 'cat'."""
     names = names_of(model, tokens, count, grid)
     if tokens is None and model.cfg.kind != "text":
-        return [names[0], *(f"patch {name}" for name in names[1:])]
+        return [names[0], *("patch (row {}, column {})".format(*n.split(",")) for n in names[1:])]
     return [f"the token \u201c{name}\u201d".replace(" ", "\u00a0") for name in names]
 
 
@@ -287,8 +287,10 @@ def _most_on(
         return [f"These {word}s are off: no value is above 0 in any token."]
     pos, layer, atom = np.unravel_index(int(values.argmax()), values.shape)
     largest, share = float(values[pos, layer, atom]), 100 * float(on.double().mean())
+    row, column = layers[layer], atoms[atom]
     return [
-        f"L{layers[layer]}A{atoms[atom]} has the largest value, {largest:.3g}, at {places[pos]}.",
+        f"{word.capitalize()} {column} of layer {row} (L{row}A{column}) "
+        f"has the largest value, {largest:.3g}, at {places[pos]}.",
         f"About {on.sum(2).double().mean():.0f} of {counted(len(atoms), f'{word}s')} are on at a "
         f"token. Of all values {share:.3g}\u00a0% are above 0, with a median of "
         f"{float(values[on].median()):.2g}.",

@@ -1,7 +1,7 @@
 """What all figures share: colours, new Axes or the caller's, and how titles and labels look."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from textwrap import fill
@@ -225,6 +225,18 @@ def line(
     if band is not None and not np.isnan(np.asarray(band[0], dtype=float)).all():
         low, high = (np.asarray(end, dtype=float) for end in band)
         axes.fill_between(x, low, high, color=color, alpha=0.22, lw=0, label=band_label)
+
+
+def name_lines(axes: Axes, x: np.ndarray, lines: Mapping[str, tuple[np.ndarray, str]]) -> None:
+    """Writes the name of each line (y, colour) where it is highest or lowest by most."""
+    every = np.stack([y for y, _ in lines.values()])
+    for place, (name, (y, colour)) in enumerate(lines.items()):
+        apart = y - np.delete(every, place, axis=0)
+        apart = np.nan_to_num(np.stack([apart.min(axis=0), -apart.max(axis=0)]))  # above, below
+        low, at = np.unravel_index(int(apart.argmax()), apart.shape)
+        look: Any = {"color": colour, "fontsize": SMALL, "va": "top" if low else "bottom"}
+        look |= {"ha": {0: "left", len(y) - 1: "right"}.get(int(at), "center")}
+        axes.annotate(name, (x[at], y[at]), (0, -5 if low else 5), "data", "offset points", **look)
 
 
 def percent(tick: float, _: object) -> str:

@@ -31,11 +31,7 @@ Spots = dict[str, tuple[float, float]]
 
 
 def circuit(
-    circuit: Circuit,
-    *,
-    ax: Axes | None = None,
-    title: str | None = None,
-    dpi: float | None = None,
+    circuit: Circuit, *, ax: Axes | None = None, title: str | None = None, dpi: float | None = None
 ) -> Figure:
     """Returns a matplotlib Figure of a circuit, layers from left to right.
 

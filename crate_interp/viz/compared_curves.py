@@ -86,18 +86,20 @@ def compare(
     checks.one_of("statistic", statistic, meta["statistics"])
     rows: Any = table[(table["probe"] + "." + table["statistic"]) == statistic]
     figure, (above, below) = canvas.two_panels(ax, dpi)
-    at = rows["layer"].to_numpy(float)
+    at, lines = rows["layer"].to_numpy(float), {}
     for side, column, colour, marker in _SIDES:
         networks = meta[side]["networks"]
         words = canvas.label(meta[side]["name"])
         words += f", {counted(len(networks), 'networks')}" if len(networks) > 1 else ""
         ends = comparison.mean_ends(statistic, side, rows[column].to_numpy())
         line(above, at, rows[side], ends, label=words, color=colour, marker=marker)
+        lines[canvas.label(meta[side]["name"])] = rows[side].to_numpy(float), colour
         if rows[f"untrained_{side}"].notna().any():
             look: Any = {"color": CHANCE, "marker": marker, "lw": 1.3, "ls": "--"}
             line(above, at, rows[f"untrained_{side}"], **look)
     if rows[["untrained_a", "untrained_b"]].notna().any(axis=None):
         above.plot([], [], color=CHANCE, lw=1.3, ls="--", label="untrained")
+    canvas.name_lines(above, at, lines)
     below.axhline(0, color=CHANCE, ls=":", lw=1.2)
     band = rows["low"], rows["high"]
     line(below, at, rows["difference"], band, color=INK, lw=1.4, band_label="95 % interval")
@@ -150,15 +152,16 @@ def concentration(
         raise ValueError(f"k={k!r} was not measured: give one of {known}.")
     figure, (above, below) = canvas.two_panels(ax, dpi)
     shares: Any = result.table("shares")
+    lines: Any = {}
     for aside, (basis, (colour, marker, words)) in enumerate(_BASES.items()):
         rows = shares[(shares["basis"] == basis) & (shares["k"] == k)]
         band = [rows[end].where(np.isfinite(rows[end])) for end in ("carried_low", "carried_high")]
         look: Any = {"label": words, "color": colour, "marker": marker, "ms": 3, "lw": 1.4}
-        at, ends = (
-            rows["layer"] + 0.09 * (aside - 1),
-            np.abs(np.stack(band) - rows["carried"].to_numpy()),
-        )
-        above.errorbar(at, rows["carried"], np.nan_to_num(ends), elinewidth=1, **look)
+        ends = np.abs(np.stack(band) - rows["carried"].to_numpy())
+        at, ends = rows["layer"] + 0.09 * (aside - 1), np.nan_to_num(ends)
+        above.errorbar(at, rows["carried"], ends, elinewidth=1, **look)
+        lines[words] = rows["carried"].to_numpy(), colour
+    canvas.name_lines(above, shares["layer"].unique(), lines)
     table: Any = result.table("contrasts")
     rows = table[(table["versus"] == ROTATED) & (table["k"] == k)]
     below.axhline(1, color=CHANCE, ls=":", lw=1.2)
@@ -167,7 +170,7 @@ def concentration(
     if rows["untrained"].notna().any():
         line(below, rows["layer"], rows["untrained"], color=CHANCE, ls="--", label="untrained")
     above.yaxis.set_major_formatter(canvas.percent)
-    canvas.set_layers(above, "share of the gap closed", "", size=SMALL)
+    canvas.set_layers(above, "way to the donor's", "", size=SMALL)
     canvas.set_layers(below, "entries / rotated", size=SMALL)
     for axes in (above, below):
         axes.set_xticks(rows["layer"])

@@ -47,6 +47,8 @@ def compare_page(result: Comparison, out: str | Path) -> Path:
     every: Any = table.groupby(table["probe"] + "." + table["statistic"], sort=False)
     by_statistic: dict[str, pd.DataFrame] = dict(list(every))
     layers = sorted({int(layer) for layer in table["layer"]})
+    models = {meta["config"][side].get("model_name") or "" for side in "ab"}
+    models = "".join(f" ({one})" for one in sorted(models) if one not in meta["model"])
     signs: dict[str, list[Row]] = {}
     for name, rows in by_statistic.items():
         probe = heading(meta, name.partition(".")[0])
@@ -55,7 +57,7 @@ def compare_page(result: Comparison, out: str | Path) -> Path:
         result,
         out,
         "compare.html",
-        "how do the two differ?",
+        f"how do the two differ{models}?",
         {"differences.csv": table.map(cell).to_csv(index=False)},
         said=result.sentences(),
         numbers={
@@ -76,8 +78,7 @@ def _figure(name: str, result: Comparison) -> dict[str, str]:
     record = statistic(result.meta, name)
     title, alt = record.title, f"{record.title} of a and b, and the difference a - b, by layer"
     svg = inline_svg(compare(result, name, title=""), alt, salt=name)
-    words = {"title": title, "way": record.direction, "name": name, "caption": record.how}
-    return words | {"svg": svg}
+    return dict(title=title, way=record.direction, name=name, caption=record.how, svg=svg)
 
 
 def _row(title: str, table: pd.DataFrame, layers: list[int]) -> Row:

@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
+from crate_interp.audits.result import AuditResult, main_rows
 from crate_interp.core.files import write_text
 from crate_interp.core.run_options import tqdm
 from crate_interp.core.safe_text import cell, file_name
@@ -39,7 +40,7 @@ def report_page(
     *,
     attention: Mapping[int, Figure] | None = None,
     images: Sequence[str] = (),
-    audited: bool = False,
+    audited: AuditResult | None = None,
     data: str = "",
     shuffled: Sweeps = (),
     progress: bool = False,
@@ -51,8 +52,8 @@ def report_page(
     lowest and highest value of the untrained copies. Returns the path of the page.
 
     twins: results of untrained copies of the network, one result for each seed. attention: a figure
-    of `attention_on_image` for each layer shown; images: their names. audited: whether the page
-    links to the page of an audit, audit/audit.html. data: the name of the data, shown in the
+    of `attention_on_image` for each layer shown; images: their names. audited: an audit of the
+    network; the page names what it found, and links to its page. data: its name, for the
     command that repeats the report. shuffled: results of the network with its weights in random
     order, a second baseline of random weights. progress: whether to show a bar while the figures
     are drawn.
@@ -73,13 +74,18 @@ def report_page(
         by_name = {item["name"]: item for part in sections for item in part["panels"]}
         for part in sections:
             part["panels"] = [item for item in part["panels"] if item["name"] not in first]
-        answer, *rest = findings.sentences(result, twins)
+        read, doubts = None, []
+        if audited is not None and (doubts := audited.sentences()[1:]):
+            read = main_rows(audited, "cells").query("number == 'compresses' and frame == 'read'")
+            read = int((read["high"] < 0).sum())
+        said = findings.sentences(result, twins, read)
+        said[1:1] = doubts
         seeds = f"official initialisation, seeds 0 to {len(twins) - 1}" if twins else "none"
         page = result_page(
             result,
             "report.html",
             "what does each layer do?",
-            said=[answer, " ".join([*rest[:1], caution]), *rest[1:]],
+            said=[said[0], " ".join([*said[1:2], caution]), *said[2:]],
             numbers={},
             twins=twins,
             shuffled=shuffled,
@@ -91,11 +97,11 @@ def report_page(
                 for name in layer_curves.CONTROLLED
             ],
             hero=[*change, *(by_name[name] for name in first)],
-            audited=audited,
+            audited=audited is not None,
             attention={layer: _tiles(one) for layer, one in (attention or {}).items()},
             images=images,
             sections=sections,
-            command=_command(result, twins, data, audited),
+            command=_command(result, twins, data, audited is not None),
             sources=[
                 *sources(result.meta),
                 ("untrained copies", seeds),
@@ -132,10 +138,8 @@ def _change(result: SweepResult, twins: Sweeps, shuffled: Sweeps) -> list[dict[s
     title, name = "R^c before and after attention", "compression.subspace_rate_pre, _mid"
     svg = inline_svg(change_at_attention(step, *others), f"{title}: {said}.", "change", False)
     way = "change in per cent, mean over samples; below 0 means compression"
-    return [
-        {"svg": svg, "title": title, "caption": f"{said} (nats per token)", "way": way}
-        | {"name": name}
-    ]
+    caption = f"{said} (nats per token)"
+    return [{"svg": svg, "title": title, "caption": caption, "way": way, "name": name}]
 
 
 def _caution(result: SweepResult, twins: Sweeps) -> str:
@@ -154,10 +158,8 @@ def _summary(result: SweepResult, twins: Sweeps, data: str, caution: str) -> str
     parts = *findings.sentences(result, twins), assumed(result.meta)
     table = as_text(*layer_curves.summary(result, twins))
     words = f"{' '.join(part for part in parts if part)}\n"
-    words += (
-        f"{layer_curves.heading(result, twins, data)}\n{caution} {result.caution()}\n{table}\n\n"
-    )
-    words += layer_curves.legend(result)
+    words += f"{layer_curves.heading(result, twins, data)}\n{caution} {result.caution()}\n{table}\n"
+    words += f"\n{layer_curves.legend(result)}"
     words += f"\n{result.sharpest()}\n" * bool(result.sharpest())
     return words + result.controls_text()
 

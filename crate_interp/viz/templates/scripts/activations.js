@@ -73,7 +73,7 @@ function show() {
   const off = data.atoms.filter((name, place) => !tops[place]), on = now.filter(value => value).length;
   find("off").textContent = !off.length ? "" : off.length > MOST ? `${off.length} are off everywhere in this layer.` : `Off everywhere in this layer: ${off.join(", ")}.`;
   say(now.indexOf(Math.max(...now)));
-  find("live").textContent = `On at ${on} of ${now.length} tokens. Largest: ${find("live").textContent}`;
+  find("live").textContent = `On at ${on === now.length ? `all ${on} tokens: the picture says where it is more, not where it is on` : `${on} of ${now.length} tokens`}. Largest: ${find("live").textContent}`;
 }
 find("signed").hidden = !data.values.flat(2).some(value => value < 0);
 show();

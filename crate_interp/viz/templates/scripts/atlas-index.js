@@ -34,7 +34,7 @@ function card(atom) {
   link.append(head);
   if (data.text) atom.texts.forEach(text => link.append(context(text)));
   else if (atom.places.length) link.append(pictures(atom));
-  if (atom.agree !== null) link.append(made("span", "agree", `its inputs agree: ${atom.agree.toFixed(2)} of 1`));
+  if (atom.agree !== null) link.append(made("span", "agree", `its inputs agree: ${Math.abs(atom.agree) < .005 ? "<0.01" : atom.agree.toFixed(2).replace("-", "\u2212")} of 1`));
   if (atom.effect !== null) {
     const words = `${interval(atom.effect, atom.low, atom.high)} nats${atom.exact ? "" : ", to first order"}`;
     const line = made("span", atom.clear ? "effect" : "effect unclear",
@@ -44,7 +44,9 @@ function card(atom) {
   }
   const logits = [["raises", atom.raises], ["lowers", atom.lowers]].filter(pair => pair[1]);
   for (const [word, names] of logits)
-    link.append(made("span", "quiet", `${word} ${names}`));
+    link.append(made("span", "quiet", `${word} the logit of ${minus(names)}`));
+  if (data.named && !logits.length && atom.effect !== null)
+    link.append(made("span", "quiet", `logits: can't tell which ${data.text ? "token" : "class"} it moves`));
   item.append(link);
   return item;
 }

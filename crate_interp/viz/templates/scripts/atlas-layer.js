@@ -52,7 +52,7 @@ function told(atom) {
   const few = !clear && atom.ablated > 0 && atom.ablated < 32, ends = `${interval(atom.effect, atom.low, atom.high)} nats`;
   const size = few ? `${signed(atom.effect)} nats` : ends;
   if (few) line.title = ends;
-  const where = atom.ablated ? ` on ${atom.ablated} ${data.unit}${few ? ", too few to tell" : ""}; to first order ${signed(atom.first_order)}` : ", to first order";
+  const where = atom.ablated ? ` on ${atom.ablated} ${data.unit}${few ? ", too few to tell" : ""}` : ", to first order";
   line.append(`On in ${share(atom.fires)} of tokens${atom.state ? ` (${atom.state})` : ""}. `,
     made("b", clear ? "effect" : "effect unclear", clear ? `Without it the loss ${atom.effect > 0 ? "rises" : "falls"}`
       : "We can't tell whether the loss changes without it"), ` (${size}${where}).`);
@@ -64,7 +64,7 @@ function told(atom) {
   return line;
 }
 
-const NAMES = ["atom", "fires", "effect", "low", "high", "first_order", "ablated", "state",
+const NAMES = ["atom", "fires", "effect", "low", "high", "ablated", "state",
   "raises", "lowers", "near", "tokens", "heights"];
 
 // how often the atom's value lies in each octave, as bars; from 2^low to the largest
@@ -98,7 +98,8 @@ function article(row) {
   if (atom.tokens.length) found.append(data.text ? contexts(atom) : patches(atom, name));
   const facts = made("div", "facts");
   facts.append(histogram(atom));
-  const moves = ["raises", "lowers"].filter(way => atom[way]).map(way => `${way} ${atom[way]}`);
+  const moves = ["raises", "lowers"].filter(way => atom[way]).map(way => `${way} the logit of ${minus(atom[way])}`);
+  if (data.named && !moves.length && atom.effect !== null) moves.push(`logits: can't tell which ${data.text ? "token" : "class"} it moves`);
   if (moves.length) facts.append(made("p", "", moves.join("; ")));
   const near = made("p", "quiet", "nearest: ");
   atom.near.forEach(([layer, other, cosine], rank) => {

@@ -10,7 +10,8 @@ function made(tag, kind, words) {
 }
 
 const signed = value => (value > 0 ? "+" : "") + String(Number(value.toPrecision(2))).replace("-", "\u2212");
-const share = value => `${(100 * value).toFixed(value < .0995 ? 1 : 0)} %`;
+const minus = words => words.replace(/(?<=[ (])-(?=[\d.])/g, "\u2212");
+const share = value => value && value < .0005 ? "<0.1 %" : `${(100 * value).toFixed(value < .0995 ? 1 : 0)} %`;
 
 function interval(effect, low, high) {
   if (low === null && high === null) return signed(effect);

@@ -3,7 +3,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const find = id => document.getElementById(id);
 const [layers, atoms] = [find("layer"), find("atom")], heads = [...document.querySelectorAll(".values thead th + th > span")];
-const digits = value => `${+value.toPrecision(2)}`;
+const digits = (value, most) => most > .1 && Math.abs(value) < .01 ? `${value < 0 ? "\u2212" : ""}<0.01` : `${+value.toPrecision(2)}`;
 
 for (const [menu, names, first] of [[layers, data.layers, data.first[0]], [atoms, data.atoms, data.first[1]]]) {
   names.forEach((name, place) => menu.add(new Option(name, place)));
@@ -61,12 +61,12 @@ function show() {
   [...find("rows").rows].forEach((row, place) => heads.forEach((head, column) => {
     const cell = row.cells[column + 1], value = layer[columns[column]][place];
     shade(cell, value, most);
-    cell.textContent = value ? digits(value) : "";
+    cell.textContent = value ? digits(value, most) : "";
   }));
   heads.forEach((head, place) => head.setAttribute("aria-pressed", String(columns[place] === +atoms.value)));
   const on = now.filter(value => value > 0).length;
   if (on) say(now.map(Math.abs).indexOf(top));
-  find("live").textContent = on ? `On at ${on} of ${now.length} tokens. ${find("live").textContent}` : "Off at every token of this text.";
+  find("live").textContent = on ? `On at ${on === now.length ? `all ${on}` : `${on} of ${now.length}`} tokens. ${find("live").textContent}` : "Off at every token of this text.";
 }
 find("signed").hidden = !data.values.flat(2).some(value => value < 0);
 show();

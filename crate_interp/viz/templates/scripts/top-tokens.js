@@ -43,7 +43,7 @@ function show() {
       chip.style.setProperty("--share", (Math.abs(value) / data.most).toFixed(3));
       chip.classList.toggle("minus", value < 0);
       made("code", data.tokens[sample()][places[atom][rank]], chip);
-      chip.append(` ${+value.toPrecision(2)}`);
+      chip.append(data.most > .1 && Math.abs(value) < .01 ? ` ${value < 0 ? "\u2212" : ""}<0.01` : ` ${+value.toPrecision(2)}`);
     });
   });
   find("off").textContent = !off.length ? "" : off.length > MOST ? `${off.length} ${data.word}s are off at every token.` : `Off at every token: ${off.join(", ")}.`;
