@@ -63,6 +63,7 @@ WRONG = {
     f"convert w.pth --out swept {SIZED}": "exists already: give a new folder",
     f"inspect odd.pth {SIZED}": "keys not used (1): transformer.odd",
     "explore {m} --text hello --out other": "crate-tiny-fashion reads images: --image",
+    "why {m} {d} --head L1H0 --query one": "--query one: give a number from 0, or CLS of an image",
     "graph {m} --out other": "give --text TEXT, --image FILE, or --data with --sample NUMBER.",
     "report {m} {d} --config n_heads": "--config 'n_heads': write NAME=VALUE",
     "report {m} {d} --batch-size 0": "--batch-size 0: give a whole number of at least 1",

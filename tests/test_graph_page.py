@@ -27,7 +27,7 @@ def of_picture():
     model = ci.load("crate-tiny-fashion")
     names = ci.circuits.atom_names(model, "embedded:fashion", limit=32, progress=False)
     images = model.preprocess(ci.data.embedded("fashion")[:1]["image"])
-    return ci.graph(model, images, names=names, most=60)
+    return ci.graph(model, images, names=names)
 
 
 @pytest.fixture(scope="module")
@@ -142,16 +142,19 @@ def test_a_held_node_outlives_the_sliders(driven, page, picture_page):  # noqa: 
             assert shown.page.locator("#drawing.focus").count() == 0 and not shown.wrong
 
 
-def test_a_picture_has_a_sheet_for_each_layer_and_the_input(driven, picture_page, of_picture):  # noqa: F811
-    layers = of_picture.meta["settings"]["shape"][0]
+def test_layers_with_codes_of_patches_have_a_sheet(driven, picture_page, of_picture):  # noqa: F811
+    nodes, special = of_picture.table("nodes"), of_picture.meta["special"]
+    layers = nodes["layer"][(nodes["atom"] >= 0) & (nodes["pos"] >= special)].unique()
     with opened(driven, picture_page) as shown:
+        shown.page.evaluate(SLIDE, {"nodes": 100})
         sheets = shown.page.evaluate(
             "[...document.querySelectorAll('.sheet')].map(sheet => [+sheet.dataset.layer,"
             " sheet.querySelector('image').getBoundingClientRect().top])"
         )
-        assert [layer for layer, _ in sorted(sheets, key=lambda sheet: -sheet[1])] == list(
-            range(-1, layers)
-        )
+        order = [layer for layer, _ in sorted(sheets, key=lambda sheet: -sheet[1])]
+        assert order == [-1, *sorted(layers)] and 0 < len(layers) < nodes["layer"].max()
+        plates = shown.page.locator(".plate").count()  # codes of CLS, and CLS itself
+        assert plates == nodes["layer"][(nodes["pos"] == 0) & (nodes["atom"] >= -1)].nunique()
         node = largest(of_picture)
         shown.page.hover(f".node[data-id='{node['node']}']")
         assert shown.page.get_attribute(".sheet.chosen", "data-layer") == str(node["layer"])
@@ -161,7 +164,6 @@ def test_a_picture_has_a_sheet_for_each_layer_and_the_input(driven, picture_page
         placed = shown.page.evaluate(
             "[...document.querySelectorAll('.node')].map(made => made.dataset.id)"
         )
-        special = of_picture.meta["special"]
         wanted = {int(name.split("@")[1]) for name in placed if "@" in name}
         assert set(marked) == {pos for pos in wanted if pos >= special} and not shown.wrong
 
@@ -216,7 +218,7 @@ def test_the_panel_follows_a_page_that_is_scrolled(driven, picture_page):  # noq
 
 def test_targets_are_large_and_the_nearest_node_wins(driven, picture_page):  # noqa: F811
     for width in (1280, 390):
-        with opened(driven, picture_page, width, touch=width < 500) as shown:
+        with opened(driven, picture_page, width, height=1600, touch=width < 500) as shown:
             small = shown.page.evaluate(
                 """() => {
                   for (const fold of document.querySelectorAll('details')) fold.open = true;
@@ -312,6 +314,7 @@ def test_how_sure_opens_and_keeps_the_pins(driven, page, graph):  # noqa: F811
 
 def test_a_stack_is_saved_with_its_picture(driven, picture_page, tmp_path):  # noqa: F811
     with opened(driven, picture_page) as shown:
+        shown.page.evaluate(SLIDE, {"nodes": 100})
         for kind in ("svg", "png"):
             with shown.page.expect_download() as download:
                 shown.page.click(f"#save-{kind}")

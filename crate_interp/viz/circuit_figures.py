@@ -135,10 +135,10 @@ def graph_figure(
 
     Layers go upwards from the embeddings to the answer. Tokens stand in columns, in their order.
     Patches stand on the picture, one copy of it for each layer, with CLS to the left. A filled node
-    is as large as the answer's loss without it; a hollow node, which was not removed, is as large
-    as its attribution. Blue raises the answer, orange lowers it. The width of an edge is its
-    weight; a weight below 0 is dashed. An edge is black if one head carries more of it than the
-    skip connection does.
+    is as large as its effect, which is how far the logit falls without it; a hollow node, which was
+    not removed, is as large as its attribution. Blue raises the answer, orange lowers it. The width
+    of an edge is its weight; a weight below 0 is dashed. An edge is black if one head carries more
+    of it than goes directly, through no head.
 
     Args:
         graph: What `ci.graph` returns.
@@ -293,6 +293,7 @@ def why_figure(
         canvas.line(axes, rows["k"], rows["attention"], band, **look)
     canvas.set_layers(axes, "attention that is left", "atoms taken out of the key")
     axes.set_ylim(bottom=0)
+    axes.set_xticks(sorted({*table["k"]}))
     axes.yaxis.set_major_formatter(canvas.percent)
     head = f"L{reason.meta['layer']}H{reason.meta['head']}"
     words = f"{head} from {reason.meta['query']} to {reason.meta['key']}"

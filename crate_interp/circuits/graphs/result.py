@@ -19,12 +19,15 @@ from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.hooked import HookedModel, check_gradients, check_hooked
 from crate_interp.questions.provenance import model_meta
 from crate_interp.results.result import Result, first
+from crate_interp.results.sample_ranges import counted
 
 FAITHFUL = 0.5  # a graph is called faithful if it keeps this share of the answer, and predicts
 EMBEDDING, BIAS, TARGET = -1, -2, -3  # in place of the number of an atom
-ENOUGH = 0.9  # codes are called enough for an answer if alone they give this share of it
 CLEAR = 0.05  # a set of codes is called better than another from this share of the answer on
-CHANCE = "We can't tell the graph's codes from random ones."
+SINGLE = 0.1  # an answer rests on single codes if one of them has this share of it
+ONE_INPUT = (  # demos/docs/pages/how/graph.md has the twenty inputs
+    "One input: over twenty, the largest do as well or better in three of four models."
+)
 MODEL, UNTRAINED, RIVAL, RIVAL_NODES = "model", "untrained", "rival", "rival_nodes"
 
 
@@ -158,71 +161,100 @@ class AttributionGraph(Result):
         """
         return not self.warnings()
 
-    def warnings(self) -> list[str]:
-        """Returns what is wrong with a graph that is not faithful, a sentence each."""
-        keep: Any = self.of("whole").set_index("edit").loc["keep"]
-        small = max(self.beyond_size) < CLEAR and keep["nodes"] > 0
-        slopes, gain = self.slope_agreement, self.beyond_size[0]
-        rival = gain <= -CLEAR and gain < self.kept < 1  # the largest codes give some of the answer
-        way = f"{'point the other way' if slopes < 0 else 'differ'} on the graph's codes"
-        tested = len(self.of("agreement")) > 0
-        reasons = {
-            CHANCE: keep["random_q025"] <= keep["logit"] <= keep["random_q975"],
-            f"The largest codes at the same tokens do {'better' if rival else 'as well'}.": small,
-            f"Trust effects, not attributions: attributions {way}.": slopes < FAITHFUL,
-            "Attributions were not tested on other nodes: leave out tests=False.": not tested,
-            "Too few codes are on to test attributions.": tested and np.isnan(self.predicts),
-            "Do not trust the attributions: they predict ablations badly.": self.predicts
-            < FAITHFUL,
-            "These codes alone do not give half of the answer.": not self.kept >= FAITHFUL,
-        }
-        return [words for words, holds in reasons.items() if holds]
+    def warnings(self) -> dict[str, str]:
+        """Returns what is wrong with a graph that is not faithful: a sentence for each kind.
 
-    def _opposite(self) -> str:
-        """Returns " in layer 5" for layers where attributions predict the opposite, or ""."""
-        table: Any = self.of("agreement")
-        layers = [str(layer) for layer in table["layer"][table["high"] < 0]]
-        words = " and ".join(filter(None, (", ".join(layers[:-1]), *layers[-1:])))
-        return f" in layer{'s' * (len(layers) > 1)} {words}" if layers else ""
+        Kinds: "chance", "signs", "size", "untested", "few", "prediction", "half".
+        """
+        keep: Any = self.of("whole").set_index("edit").loc["keep"]
+        tested, slopes = len(self.of("agreement")) > 0, self.slope_agreement
+        codes: Any = self._table("nodes").query("atom >= 0").dropna(subset=["effect"])
+        wrong = int((codes["attribution"] * codes["effect"] < 0).sum())
+        reasons = {
+            "chance": keep["random_q025"] <= keep["logit"] <= keep["random_q975"],
+            "signs": slopes < FAITHFUL,
+            "size": max(self.beyond_size) < CLEAR and keep["nodes"] > 0,
+            "untested": not tested,
+            "few": tested and np.isnan(self.predicts),
+            "prediction": self.predicts < FAITHFUL,
+            "half": not self.kept >= FAITHFUL,
+        }
+        signs = f"{wrong} of {counted(len(codes), 'codes')} (r = {slopes:.2f})"
+        words = {
+            "chance": "We can't tell the graph's codes from random ones.",
+            "signs": f"Use effects: attributions have the wrong sign on {signs}.",
+            "size": "The graph does no better than the largest codes.",
+            "untested": "Attributions were not tested on other nodes: leave out tests=False.",
+            "few": "Too few codes are on to test attributions.",
+            "prediction": "Do not trust the attributions: they predict ablations badly.",
+            "half": "These codes are not enough for the answer.",
+        }
+        return {kind: words[kind] for kind, holds in reasons.items() if holds}
+
+    def place(self, pos: int) -> str:
+        """Returns the name of a token: its words, "CLS", or "patch (row, column)"."""
+        tokens, special = self.meta["tokens"], self.meta["special"] or 0
+        for columns in self._table("picture")["columns"]:  # none for a text
+            patch = divmod(pos - special, int(columns))
+            return "CLS" if pos < special else f"patch {patch}"
+        words = plain(tokens[pos]).strip() if tokens else ""
+        return f"\u201c{words}\u201d" if words else f"token {pos}"
+
+    def cause(self) -> str:
+        """Returns what the answer loses most without: one to three codes, or one or two inputs.
+
+        The codes are those of half of the largest effect or more. Inputs are named if no code has a
+        tenth of the answer.
+        """
+        table: Any = self._table("nodes")
+        order = table[table["effect"] > 0].sort_values("effect", ascending=False)
+        codes, target = order[order["atom"] >= 0], self.meta["target"]
+        if codes.empty:
+            return f"No code that we took away raises {self.answer}."
+        largest, least = codes["effect"].iloc[0], SINGLE * abs(target["logit"])
+        inputs = order[(order["atom"] == EMBEDDING) & (order["pos"] >= (self.meta["special"] or 0))]
+        inputs = inputs[inputs["effect"] >= least].head(2 if self.meta["tokens"] else 1)
+        causes = codes[codes["effect"] >= largest / 2].head(3)
+        if largest < least:
+            causes = codes.head(1) if inputs.empty else inputs
+        places = list(dict.fromkeys(self.place(pos) for pos in causes["pos"]))
+        codes = causes[causes["atom"] >= 0]
+        names = list(map(piece_name, codes["layer"], codes["atom"])) or places
+        named = f"{', '.join(names[:-1])} and {names[-1]}".removeprefix(" and ")
+        named += f" at {places[0]}" if len(codes) and len(places) == 1 else ""
+        ends = dict.fromkeys(f"{causes['effect'].agg(end):.2g}" for end in ("min", "max"))
+        logit = "its logit" if target["versus"] is None else "the difference"
+        falls, it = f"{logit} falls by {' to '.join(ends)}", "each" if len(causes) > 1 else "it"
+        if largest >= least:
+            return f"{self.answer} rests most on {named}: without {it} {falls}."
+        if len(codes):
+            no = f"{self.answer} rests on no single code"
+            return f"{no}: without the most important, {named}, {falls}."
+        return f"{self.answer} rests on no single code, but on {named}: without {it} {falls}."
 
     def sentences(self) -> list[str]:
-        """Returns what the graph's codes give alone, what other codes give, and the numbers."""
+        """Returns what the answer rests on, what the graph's codes give alone, and the doubts."""
         target, whole = self.meta["target"], self.of("whole").set_index("edit")
         keep, gone = whole.loc["keep"], whole.loc["remove"]
-        count, share = int(keep["nodes"]), self.kept
-        part = f"{100 * share:.0f}\u00a0%"
-        codes, give, be = (
-            (f"{count} codes", "give", "are") if count != 1 else ("1 code", "gives", "is")
-        )
-        lead = f"The graph's {codes} alone {give} {part} of the logit of {self.answer}."
-        if share >= ENOUGH:
-            lead = f"{codes} alone {be} enough for {self.answer}: {part} of its logit."
-        elif share < FAITHFUL:
-            lead = f"The graph explains little of {self.answer}: {codes} {give} {part} of it."
-        if share < 0:
-            lead = f"The graph does not explain {self.answer}: its {codes} {give} the opposite."
+        share, gain, count = self.kept, self.beyond_size[0], int(keep["nodes"])
         shares = keep[["largest", "random_q025", "random_q975"]] / target["logit"]
-        size, *ends = (f"{100 * one:.0f}\u00a0%" for one in shares)
+        part, size, *ends = (f"{100 * one:.0f}\u00a0%" for one in (share, *shares))
+        logit = "logit" if target["versus"] is None else "difference"
+        codes, s = counted(count, "codes"), "s" * (count == 1)
+        keeps = f"keep{s} {part} of this {logit} ({target['logit']:.2f})"
+        doubts = list(self.warnings().values())
+        if gain >= CLEAR and share >= FAITHFUL and "chance" not in self.warnings():
+            doubts.insert(0, ONE_INPUT)
+        table: Any = self.of("agreement")
+        layers = [str(layer) for layer in table["layer"][table["high"] < 0]]
+        if layers:
+            where = f"layer{'s' * (len(layers) > 1)} {', '.join(layers)}"
+            doubts.append(f"Attributions of other nodes point the other way in {where}.")
+        rest, other = (
+            f"{100 * gone[key] / target['logit']:.0f}\u00a0%" for key in ("logit", "largest")
+        )
         low, high = ends if target["logit"] > 0 else ends[::-1]
-        random = f", random codes give {low} to {high}" * bool(keep["draws"])
-        start = [lead, f"The largest {codes} {give} {size}{random}."]
-        worse = next((one for one in self.warnings() if one.startswith("The largest codes")), "")
-        if worse and share >= FAITHFUL:
-            than = "worse" if "better" in worse else "no better"
-            lead = f"The graph's {codes} do {than} than the {count} largest: {part} and {size}"
-            start = [f"{lead} of the logit of {self.answer}."]
-            start += [f"{random[2:].capitalize()}."] * bool(random)
-        if CHANCE in self.warnings():
-            words = f"The {codes} alone {give} {part} of the answer's logit{random}"
-            start = [CHANCE, f"{words}, the largest {size}."]
-        # the sentences above have what warnings that begin with "The" say, or "We"
-        warnings = [one for one in self.warnings() if not one.startswith(("The", "We"))]
-        rest = gone["logit"] / target["logit"]
-        enough, needed = (gain >= CLEAR for gain in self.beyond_size)
-        claims = {"what is enough": enough and share >= FAITHFUL}
-        claims["what is needed"] = needed and rest < FAITHFUL
-        left = "nothing" if rest <= 0 else "all" if rest >= 1 else f"{100 * rest:.0f}\u00a0%"
-        better = " and ".join(words for words, holds in claims.items() if holds)
+        random = f"Random codes there give {low} to {high}. " * bool(keep["draws"])
         cfg, at = self.meta["config"], target["position"]
         after = FAMILIES[cfg["family"]].get("causal") or cfg.get("attention_mask") == "causal"
         where = "" if at is None else f" {'after' if after else 'at'} token {at}"
@@ -230,20 +262,22 @@ class AttributionGraph(Result):
         if target["answer"] == self.top:
             begin = f"{plain(self.meta['model'] or 'The model')} answers {self.answer}{where},"
         less = "the mean of all logits" if target["versus"] is None else "the other answer"
-        known = self.of("agreement")["pearson"].dropna()
+        known, slopes = table["pearson"].dropna(), self.slope_agreement
         span = f"{known.min():.2f} in the worst layer, {known.max():.2f} in the best"
         tested = f" Attributions predict real ablations of other nodes with r = {span}."
-        slopes, opposite = self.slope_agreement, self._opposite()
-        warnings += [f"Attributions of other nodes point the other way{opposite}."] * bool(opposite)
         tested += "" if np.isnan(slopes) else f" On the graph's codes r is {slopes:.2f}."
+        others = self.of("ablations")["effect"]
+        most = f"the largest effect of {counted(len(others), 'codes')} is {others.max():.2g}"
+        tested += f" Outside the graph {most}."
         return [
-            *start,
-            f"Without the graph's codes {left} of the logit is left.",
-            *warnings,
+            self.cause(),
+            f"The graph's {codes} alone {keeps}, the largest at these tokens {size}.",
+            *doubts,
+            f"{random}Without the graph's codes {rest} of the {logit} is left, without the largest "
+            f"{other}.",
             f"{begin} {abs(target['logit']):.2f} {'above' if target['logit'] >= 0 else 'below'} "
-            f"{less}." + f" Attributions choose {better} better than size does." * bool(better)
-            + tested * bool(len(known)),
-        ]  # fmt: skip
+            f"{less}." + tested * bool(len(known)),
+        ]
 
     @property
     def rival_rank(self) -> str:
