@@ -52,6 +52,7 @@ DONE = {
     "sweep {m} {d} --probes sparsity --controls 0 --format markdown": ["| probe | stat"],
     "explore {m} {e} --sample 3 --circuit c.json": ["sample 3 of embedded:fashion"],
     "explore crate-tiny-lm --text 'A girl drew a house'": ["crate-tiny-lm: A girl drew a house. "],
+    "why {m} {d} --head L1H0 --query CLS --sample 3": ["L1H0: CLS ", "The page: "],
     "explore {m} {e} --size 56": ["sample 0 of embedded:fashion"],
     "compare swept swept --out other": ["swept (a) against swept (b)"],
     "compare swept,swept swept,swept --out other": ["swept and 1 more", "every difference is 0"],

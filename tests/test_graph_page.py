@@ -88,9 +88,7 @@ def test_keys_follow_edges_and_pin(driven, page, graph):  # noqa: F811
 def test_keys_scroll_a_fresh_page(driven, page, graph):  # noqa: F811
     with opened(driven, page, 1280, height=500) as shown:
         shown.page.keyboard.press("ArrowDown")
-        while not shown.page.evaluate(
-            "scrollY"
-        ):  # wait_for_function needs eval, which pages forbid
+        while not shown.page.evaluate("scrollY"):  # pages forbid eval, which waiting takes
             shown.page.wait_for_timeout(50)
         assert shown.page.inner_text("#name") == graph.answer
 
@@ -147,9 +145,8 @@ def test_layers_with_codes_of_patches_have_a_sheet(driven, picture_page, of_pict
     layers = nodes["layer"][(nodes["atom"] >= 0) & (nodes["pos"] >= special)].unique()
     with opened(driven, picture_page) as shown:
         shown.page.evaluate(SLIDE, {"nodes": 100})
-        sheets = shown.page.evaluate(
-            "[...document.querySelectorAll('.sheet')].map(sheet => [+sheet.dataset.layer,"
-            " sheet.querySelector('image').getBoundingClientRect().top])"
+        sheets = shown.page.locator(".sheet").evaluate_all(
+            "all => all.map(n => [+n.dataset.layer, n.firstChild.getBoundingClientRect().top])"
         )
         order = [layer for layer, _ in sorted(sheets, key=lambda sheet: -sheet[1])]
         assert order == [-1, *sorted(layers)] and 0 < len(layers) < nodes["layer"].max()
@@ -158,12 +155,10 @@ def test_layers_with_codes_of_patches_have_a_sheet(driven, picture_page, of_pict
         node = largest(of_picture)
         shown.page.hover(f".node[data-id='{node['node']}']")
         assert shown.page.get_attribute(".sheet.chosen", "data-layer") == str(node["layer"])
-        marked = shown.page.evaluate(
-            "[...document.querySelectorAll('#prompt .has')].map(patch => +patch.dataset.pos)"
+        marked = shown.page.locator("#prompt .has").evaluate_all(
+            "all => all.map(n => +n.dataset.pos)"
         )
-        placed = shown.page.evaluate(
-            "[...document.querySelectorAll('.node')].map(made => made.dataset.id)"
-        )
+        placed = shown.page.locator(".node").evaluate_all(IDS)
         wanted = {int(name.split("@")[1]) for name in placed if "@" in name}
         assert set(marked) == {pos for pos in wanted if pos >= special} and not shown.wrong
 
@@ -172,14 +167,10 @@ def test_layers_with_codes_of_patches_have_a_sheet(driven, picture_page, of_pict
 def test_the_panel_is_in_view_after_any_click(driven, picture_page, page, size):  # noqa: F811
     for path in (picture_page, page):
         with opened(driven, path, size[0], height=size[1], touch=size[0] < 500) as shown:
-            assert shown.page.evaluate(
-                "document.getElementById('drawing').getBoundingClientRect().top < 300"
-            )
+            assert shown.page.locator("#drawing").bounding_box()["y"] < 300
             answer = shown.page.inner_text(".finding p >> nth=0")
             assert 0 < len(answer.split()) <= 20
-            names = shown.page.evaluate(
-                "[...document.querySelectorAll('.node')].map(made => made.dataset.id)"
-            )
+            names = shown.page.locator(".node").evaluate_all(IDS)
             for name in [*names[:: max(1, len(names) // 8)], "logit", "logit"]:
                 shown.page.click(f".node[data-id='{name}']")
                 words, top, bottom, seen = shown.page.evaluate(
@@ -256,6 +247,7 @@ def test_examples_of_a_code_are_in_view(driven, picture_page, of_picture):  # no
         assert box["height"] > 0 and box["y"] + box["height"] <= 800
 
 
+IDS = "all => all.map(made => made.dataset.id)"
 GROUPS = "state.groups.map(({name, nodes}) => [name, nodes.map(node => node.id)])"
 
 
@@ -271,9 +263,7 @@ def test_like_nodes_are_grouped_and_changes_stay_in_the_address(driven, page):  
         shown.page.click("#pins summary")
         row = shown.page.locator("#groups li").first
         row.get_by_role("button", name="Mark").click()
-        marked = shown.page.locator(".node.member").evaluate_all(
-            "all => all.map(n => n.dataset.id)"
-        )
+        marked = shown.page.locator(".node.member").evaluate_all(IDS)
         assert marked and set(marked) <= set(first[0][1]) and "group=" not in shown.page.url
         row.locator("input").fill("mine: yes")
         row.locator("input").press("Enter")

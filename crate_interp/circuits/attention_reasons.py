@@ -175,13 +175,8 @@ class _Case:
         """Returns the query or key of each piece of the stream: atoms, the rest, the biases."""
         role, rest = self.roles[side], self.stream - codes @ written
         amounts = role.weights @ codes
-        return torch.cat(
-            [
-                amounts[:, None] * role.of(written),
-                role.of((role.weights @ rest)[None]),
-                role.bias[None],
-            ]
-        )
+        others = role.of((role.weights @ rest)[None]), role.bias[None]
+        return torch.cat([amounts[:, None] * role.of(written), *others])
 
 
 @dataclass(frozen=True)
@@ -397,11 +392,7 @@ def _effects(case: _Case, question: Question, seed: int) -> pd.DataFrame:
     table = pd.DataFrame(keys, columns=["side", "k", "kind"])
     table[["attention", "answer"]] = found
     groups: Any = table.groupby(["side", "k", "kind"], sort=False)
-    spread = (
-        groups["attention"]
-        .agg(["mean", "min", "max"])
-        .set_axis(["attention", "low", "high"], axis=1)
-    )
+    spread = groups["attention"].agg(attention="mean", low="min", high="max")
     return spread.assign(answer=groups["answer"].mean()).reset_index()
 
 

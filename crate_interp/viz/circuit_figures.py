@@ -31,11 +31,7 @@ Spots = dict[str, tuple[float, float]]
 
 
 def circuit(
-    circuit: Circuit,
-    *,
-    ax: Axes | None = None,
-    title: str | None = None,
-    dpi: float | None = None,
+    circuit: Circuit, *, ax: Axes | None = None, title: str | None = None, dpi: float | None = None
 ) -> Figure:
     """Returns a matplotlib Figure of a circuit, layers from left to right.
 
@@ -160,7 +156,7 @@ def graph_figure(
         colour, style = (INK if row.head >= 0 else CHANCE), ("--" if row.weight < 0 else "-")
         axes.plot([x, to_x], [y, to_y], color=colour, ls=style, zorder=1, **look)
     codes = nodes[nodes["atom"] != TARGET]
-    amounts = codes["node"].map(graph.amounts.set_axis(graph.table("nodes")["node"]))
+    amounts = codes["effect"].fillna(codes["attribution"])
     size = (amounts.abs() / max(amounts[codes["atom"] >= 0].abs().max(), 1e-30)).clip(upper=1.0)
     for row, amount, share in zip(codes.itertuples(), amounts, size, strict=True):
         colour = TRAINED if amount > 0 else UNTRAINED

@@ -95,31 +95,16 @@ class AttributionGraph(Result):
         target = self.meta["target"]
         name = f"\u201c{plain(target['name'])}\u201d"
         other = f"\u201c{plain(target['versus_name'])}\u201d"
-        return name if target["versus"] is None else f"{name} less {other}"
-
-    @property
-    def top(self) -> int:
-        """Returns the number of the answer that the model gives."""
-        table: Any = self._table("answers")
-        return int(table["answer"].loc[table["logit"].idxmax()])
+        return name if target["versus"] is None else f"{name} over {other}"
 
     @property
     def question(self) -> str:
         """Returns what was asked: why an answer was given, or what speaks for another one."""
-        target = self.meta["target"]
-        if target["answer"] == self.top:
+        table: Any = self._table("answers")
+        best = table.loc[table["logit"].idxmax()]
+        if self.meta["target"]["answer"] == best["answer"]:
             return f"why {self.answer}"
-        name = f"\u201c{plain(target['name'])}\u201d"
-        if target["versus"] is not None:
-            name += f" over \u201c{plain(target['versus_name'])}\u201d"
-        answers: Any = self._table("answers").set_index("answer")["name"]
-        return f"how much speaks for {name} (it answers \u201c{plain(answers[self.top])}\u201d)"
-
-    @property
-    def amounts(self) -> pd.Series:
-        """Returns what each node adds to the target: its effect, or its slope if not measured."""
-        table: Any = self._table("nodes")
-        return table["effect"].fillna(table["attribution"])
+        return f"how much speaks for {self.answer} (it answers \u201c{plain(best['name'])}\u201d)"
 
     @property
     def slope_agreement(self) -> float:
@@ -132,8 +117,7 @@ class AttributionGraph(Result):
     @property
     def predicts(self) -> float:
         """Returns how well attributions predict ablations: Pearson's r, mean over layers."""
-        table: Any = self.of("agreement")
-        return float(table["pearson"].mean())
+        return float(self.of("agreement")["pearson"].mean())
 
     @property
     def kept(self) -> float:
@@ -170,26 +154,20 @@ class AttributionGraph(Result):
         tested, slopes = len(self.of("agreement")) > 0, self.slope_agreement
         codes: Any = self._table("nodes").query("atom >= 0").dropna(subset=["effect"])
         wrong = int((codes["attribution"] * codes["effect"] < 0).sum())
-        reasons = {
-            "chance": keep["random_q025"] <= keep["logit"] <= keep["random_q975"],
-            "signs": slopes < FAITHFUL,
-            "size": max(self.beyond_size) < CLEAR and keep["nodes"] > 0,
-            "untested": not tested,
-            "few": tested and np.isnan(self.predicts),
-            "prediction": self.predicts < FAITHFUL,
-            "half": not self.kept >= FAITHFUL,
-        }
-        signs = f"{wrong} of {counted(len(codes), 'codes')} (r = {slopes:.2f})"
-        words = {
-            "chance": "We can't tell the graph's codes from random ones.",
-            "signs": f"Use effects: attributions have the wrong sign on {signs}.",
-            "size": "The graph does no better than the largest codes.",
-            "untested": "Attributions were not tested on other nodes: leave out tests=False.",
-            "few": "Too few codes are on to test attributions.",
-            "prediction": "Do not trust the attributions: they predict ablations badly.",
-            "half": "These codes are not enough for the answer.",
-        }
-        return {kind: words[kind] for kind, holds in reasons.items() if holds}
+        signs = f"on {wrong} of {counted(len(codes), 'codes')} (r = {slopes:.2f})"
+        chance = keep["random_q025"] <= keep["logit"] <= keep["random_q975"]
+        size = max(self.beyond_size) < CLEAR and keep["nodes"] > 0
+        few = tested and np.isnan(self.predicts)
+        wrongs = (
+            ("chance", chance, "We can't tell the graph's codes from random ones."),
+            ("signs", slopes < FAITHFUL, f"Use effects: attributions have the wrong sign {signs}."),
+            ("size", size, "The graph does no better than the largest codes."),
+            ("untested", not tested, "Attributions were not tested: leave out tests=False."),
+            ("few", few, "Too few codes are on to test attributions."),
+            ("prediction", self.predicts < FAITHFUL, "Attributions predict ablations badly."),
+            ("half", not self.kept >= FAITHFUL, "These codes are not enough for the answer."),
+        )
+        return {kind: words for kind, holds, words in wrongs if holds}
 
     def place(self, pos: int) -> str:
         """Returns the name of a token: its words, "CLS", or "patch (row, column)"."""
@@ -214,9 +192,11 @@ class AttributionGraph(Result):
         largest, least = codes["effect"].iloc[0], SINGLE * abs(target["logit"])
         inputs = order[(order["atom"] == EMBEDDING) & (order["pos"] >= (self.meta["special"] or 0))]
         inputs = inputs[inputs["effect"] >= least].head(2 if self.meta["tokens"] else 1)
-        causes = codes[codes["effect"] >= largest / 2].head(3)
+        causes, rests = codes[codes["effect"] >= largest / 2].head(3), "most on"
         if largest < least:
-            causes = codes.head(1) if inputs.empty else inputs
+            causes, rests = inputs, "on no single code, but on"
+        if causes.empty:
+            causes, rests = codes.head(1), "on no single code, at most on"
         places = list(dict.fromkeys(self.place(pos) for pos in causes["pos"]))
         codes = causes[causes["atom"] >= 0]
         names = list(map(piece_name, codes["layer"], codes["atom"])) or places
@@ -225,69 +205,53 @@ class AttributionGraph(Result):
         ends = dict.fromkeys(f"{causes['effect'].agg(end):.2g}" for end in ("min", "max"))
         logit = "its logit" if target["versus"] is None else "the difference"
         falls, it = f"{logit} falls by {' to '.join(ends)}", "each" if len(causes) > 1 else "it"
-        if largest >= least:
-            return f"{self.answer} rests most on {named}: without {it} {falls}."
-        if len(codes):
-            no = f"{self.answer} rests on no single code"
-            return f"{no}: without the most important, {named}, {falls}."
-        return f"{self.answer} rests on no single code, but on {named}: without {it} {falls}."
+        return f"{self.answer} rests {rests} {named}: without {it} {falls}."
 
     def sentences(self) -> list[str]:
         """Returns what the answer rests on, what the graph's codes give alone, and the doubts."""
         target, whole = self.meta["target"], self.of("whole").set_index("edit")
-        keep, gone = whole.loc["keep"], whole.loc["remove"]
-        share, gain, count = self.kept, self.beyond_size[0], int(keep["nodes"])
-        shares = keep[["largest", "random_q025", "random_q975"]] / target["logit"]
-        part, size, *ends = (f"{100 * one:.0f}\u00a0%" for one in (share, *shares))
+        keep, gone, slopes = whole.loc["keep"], whole.loc["remove"], self.slope_agreement
+        amounts = (
+            *keep[["random_q025", "random_q975", "logit", "largest"]],
+            *gone[["logit", "largest"]],
+        )
+        *ends, part, size, rest, other = (
+            f"{100 * one / target['logit']:.0f}\u00a0%" for one in amounts
+        )
+        low, high = ends if target["logit"] > 0 else ends[::-1]
         logit = "logit" if target["versus"] is None else "difference"
-        codes, s = counted(count, "codes"), "s" * (count == 1)
+        codes, s = counted(int(keep["nodes"]), "codes"), "s" * int(keep["nodes"] == 1)
         keeps = f"keep{s} {part} of this {logit} ({target['logit']:.2f})"
-        doubts = list(self.warnings().values())
-        if gain >= CLEAR and share >= FAITHFUL and "chance" not in self.warnings():
+        doubts, table = list(self.warnings().values()), self.of("agreement")
+        if (
+            self.beyond_size[0] >= CLEAR
+            and self.kept >= FAITHFUL
+            and "chance" not in self.warnings()
+        ):
             doubts.insert(0, ONE_INPUT)
-        table: Any = self.of("agreement")
         layers = [str(layer) for layer in table["layer"][table["high"] < 0]]
         if layers:
             where = f"layer{'s' * (len(layers) > 1)} {', '.join(layers)}"
             doubts.append(f"Attributions of other nodes point the other way in {where}.")
-        rest, other = (
-            f"{100 * gone[key] / target['logit']:.0f}\u00a0%" for key in ("logit", "largest")
-        )
-        low, high = ends if target["logit"] > 0 else ends[::-1]
         random = f"Random codes there give {low} to {high}. " * bool(keep["draws"])
         cfg, at = self.meta["config"], target["position"]
         after = FAMILIES[cfg["family"]].get("causal") or cfg.get("attention_mask") == "causal"
         where = "" if at is None else f" {'after' if after else 'at'} token {at}"
-        begin = f"{plain(self.meta['model'] or 'The model')}{where}: {self.question}:"
-        if target["answer"] == self.top:
-            begin = f"{plain(self.meta['model'] or 'The model')} answers {self.answer}{where},"
+        above = f"{abs(target['logit']):.2f} {'above' if target['logit'] >= 0 else 'below'}"
         less = "the mean of all logits" if target["versus"] is None else "the other answer"
-        known, slopes = table["pearson"].dropna(), self.slope_agreement
+        known, others = table["pearson"].dropna(), self.of("ablations")["effect"]
         span = f"{known.min():.2f} in the worst layer, {known.max():.2f} in the best"
-        tested = f" Attributions predict real ablations of other nodes with r = {span}."
-        tested += "" if np.isnan(slopes) else f" On the graph's codes r is {slopes:.2f}."
-        others = self.of("ablations")["effect"]
+        tested = f"Attributions predict real ablations of other nodes with r = {span}. "
+        tested += "" if np.isnan(slopes) else f"On the graph's codes r is {slopes:.2f}. "
         most = f"the largest effect of {counted(len(others), 'codes')} is {others.max():.2g}"
-        tested += f" Outside the graph {most}."
         return [
             self.cause(),
             f"The graph's {codes} alone {keeps}, the largest at these tokens {size}.",
             *doubts,
-            f"{random}Without the graph's codes {rest} of the {logit} is left, without the largest "
-            f"{other}.",
-            f"{begin} {abs(target['logit']):.2f} {'above' if target['logit'] >= 0 else 'below'} "
-            f"{less}." + tested * bool(len(known)),
+            f"{random}Without the graph's codes {rest} is left, without the largest {other}.",
+            f"{plain(self.meta['model'] or 'The model')}{where}, {self.question}: {above} {less}.",
+            *([f"{tested}Outside the graph {most}."] if len(known) else []),
         ]
-
-    @property
-    def rival_rank(self) -> str:
-        """Returns which of the model's answers the rival is; "" for a graph made without tests."""
-        if "rival" not in self.meta:
-            return ""
-        table: Any = self._table("answers").set_index("answer")["logit"]
-        above = int((table > table[self.meta["rival"]["answer"]]).sum())
-        words = {0: "the model's answer", 1: "the next answer"}
-        return words.get(above, "the likeliest other answer")
 
     def looks(self) -> dict[tuple[int, int, int, int], list[tuple[str, str, float]]]:
         """Returns the strongest pairs of each look, by layer, head, query and key.
