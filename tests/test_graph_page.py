@@ -123,14 +123,8 @@ def test_a_held_node_outlives_the_sliders(driven, page, picture_page):  # noqa: 
     for path in (page, picture_page):
         with opened(driven, path) as shown:
             shown.page.evaluate(SLIDE, {"nodes": 100})
-            name = shown.page.evaluate(
-                """() => {
-                  const least = drawn.filter(node => node.kind === 'code')
-                    .reduce((a, b) => b.influence < a.influence ? b : a);
-                  choose(least, true);
-                  return least.id;
-                }"""
-            )
+            order = "drawn.filter(one => one.kind === 'code').sort((a, b) => b.influence - a.influence)"
+            name = shown.page.evaluate(f"(choose({order}.at(-1), true), state.chosen.id)")
             few = shown.page.evaluate(SLIDE, {"nodes": 20})[0]
             assert shown.page.locator(f".node.chosen[data-id='{name}']").count() == 1
             shown.page.reload()
@@ -314,16 +308,10 @@ def test_a_stack_is_saved_with_its_picture(driven, picture_page, tmp_path):  # n
     with Image.open(tmp_path / "graph.png") as saved:
         pixels = np.asarray(saved.convert("RGB")).astype(int)
     with opened(driven, tmp_path / "graph.svg") as alone:
-        sheet = alone.page.evaluate(
-            """() => {
-              const sheets = document.querySelectorAll('.sheet');
-              const box = sheets[0].getBoundingClientRect();
-              const whole = document.documentElement.getBoundingClientRect();
-              return [sheets.length, ...['x', 'y'].map((side, i) => (box[side] - whole[side]
-                + box[['width', 'height'][i]] / 2) / whole[['width', 'height'][i]])];
-            }"""
-        )
-    assert svg.count("data:image/webp") == sheet[0] > 1
-    y, x = int(sheet[2] * len(pixels)), int(sheet[1] * pixels.shape[1])
+        sheets, whole = alone.page.locator(".sheet"), alone.page.locator("svg").bounding_box()
+        assert svg.count("data:image/webp") == sheets.count() > 1
+        box = sheets.first.bounding_box()
+    y = int((box["y"] - whole["y"] + box["height"] / 2) / whole["height"] * len(pixels))
+    x = int((box["x"] - whole["x"] + box["width"] / 2) / whole["width"] * pixels.shape[1])
     around = pixels[y - 30 : y + 30, x - 60 : x + 60]
     assert around.std(axis=(0, 1)).min() > 10  # the picture of the input's sheet, not bare ground
