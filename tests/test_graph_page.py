@@ -123,8 +123,9 @@ def test_a_held_node_outlives_the_sliders(driven, page, picture_page):  # noqa: 
     for path in (page, picture_page):
         with opened(driven, path) as shown:
             shown.page.evaluate(SLIDE, {"nodes": 100})
-            order = "drawn.filter(one => one.kind === 'code').sort((a, b) => b.influence - a.influence)"
-            name = shown.page.evaluate(f"(choose({order}.at(-1), true), state.chosen.id)")
+            order = "[...drawn].sort((a, b) => b.influence - a.influence)"
+            least = f"{order}.findLast(one => one.kind === 'code')"
+            name = shown.page.evaluate(f"(choose({least}, true), state.chosen.id)")
             few = shown.page.evaluate(SLIDE, {"nodes": 20})[0]
             assert shown.page.locator(f".node.chosen[data-id='{name}']").count() == 1
             shown.page.reload()

@@ -165,11 +165,12 @@ function mark() { // what is chosen, what it is linked to, and the marked group
   const boxes = [], free = box => boxes.every(other => box.x + box.width < other.x || other.x + other.width < box.x
     || box.y + box.height < other.y || other.y + other.height < box.y);
   for (const node of new Set(focus ? [state.chosen, ...named] : named)) if (node.kind === "code" && shown.nodes.has(node)) {
-    const {x, y} = plan.spots.get(node), right = x > plan.width - (focus ? 56 : 92);
-    const label = part("text", {x: x + (right ? -5 : 5), y: y - radius(node) - 2, "paint-order": "stroke", "text-anchor": right ? "end" : "start"},
-      svg.querySelector(".labels"));
+    const {x, y} = plan.spots.get(node);
+    const label = part("text", {x: x + 5, y: y - radius(node) - 2, "paint-order": "stroke"}, svg.querySelector(".labels"));
     const words = plainLabel(node).length < 16 ? plainLabel(node) : "";
     label.textContent = `L${node.layer}A${node.atom}${words && " "}${words}${focus || node.effect === null ? "" : ` ${signed(+node.effect.toPrecision(2))}`}`;
+    if (label.getBBox().x + label.getBBox().width > plan.width - 4) Object.entries({x: x - 5, "text-anchor": "end"})
+      .forEach(([name, value]) => label.setAttribute(name, value));
     if (!free(label.getBBox())) label.setAttribute("y", y + radius(node) + 12); // below its circle
     if (!free(label.getBBox())) label.remove(); // the panel has it; the chosen code comes first
     else boxes.push(label.getBBox());
