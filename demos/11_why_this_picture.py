@@ -34,9 +34,9 @@ right = (logits.argmax(-1) == torch.tensor(data["label"])).nonzero()[:, 0]
 
 # %% [markdown]
 # ## One answer
-# Nodes stand on the patches of the picture, one picture for each layer. The shade of a patch is
-# what all its codes add to the answer. An atom's name is what its activation separates best on
-# held-out pictures, or "no name".
+# Nodes stand on the patches of the picture, one picture for each layer with codes of patches. The
+# shade of a patch is what all its codes add to the answer. An atom's name is what its activation
+# separates best on held-out pictures, or "no name".
 
 # %%
 names = ci.circuits.atom_names(model, "embedded:pictures", progress=False)

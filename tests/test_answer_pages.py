@@ -53,11 +53,8 @@ def test_the_figure_draws_both_sides_and_their_difference(single):
     np.testing.assert_allclose(drawn["ViT 8"], table["b"])
     dashed = [line.get_ydata() for line in above.lines if line.get_linestyle() == "--"]
     np.testing.assert_allclose(dashed[:2], table[["untrained_a", "untrained_b"]].to_numpy().T)
-    (line,) = [
-        each
-        for each in below.lines
-        if each.get_linestyle() == "-" and len(each.get_xdata()) == DEPTH
-    ]
+    solid = [line for line in below.lines if line.get_linestyle() == "-"]
+    (line,) = [line for line in solid if len(line.get_xdata()) == DEPTH]
     np.testing.assert_allclose(line.get_ydata(), table["difference"])
     band = below.collections[0].get_paths()[0].vertices
     assert band[:, 1].min() == pytest.approx(table["low"].min())

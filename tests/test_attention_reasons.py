@@ -101,6 +101,11 @@ def test_effects_are_forwards_without_atoms(case):
     rows = reason.table("effects").query("network == 'model' and side == 'key' and k == 3")
     found = rows.set_index("kind").loc["strongest", "attention"]
     assert found == pytest.approx(float(seen[0][0, head, query, key]), abs=1e-12)
+    runs = own[own["side"] == "key"].pivot(index="k", columns="kind", values="attention")
+    gaps = (runs["strongest"] - runs[["largest", "random", "rotated"]].min(axis=1)).abs()
+    assert f"{3 if 10 not in gaps or gaps[3] > gaps[10] else 10} random atoms" in reason.finding()
+    shares = model.run_with_cache(sample)[1][pattern][0, head, query]
+    assert reason.meta["most_share"] == pytest.approx(float(shares.max()), abs=1e-12)
 
 
 def test_what_has_no_reason():

@@ -27,7 +27,7 @@ def of_picture():
     model = ci.load("crate-tiny-fashion")
     names = ci.circuits.atom_names(model, "embedded:fashion", limit=32, progress=False)
     images = model.preprocess(ci.data.embedded("fashion")[:1]["image"])
-    return ci.graph(model, images, names=names, most=60)
+    return ci.graph(model, images, names=names)
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +88,7 @@ def test_keys_follow_edges_and_pin(driven, page, graph):  # noqa: F811
 def test_keys_scroll_a_fresh_page(driven, page, graph):  # noqa: F811
     with opened(driven, page, 1280, height=500) as shown:
         shown.page.keyboard.press("ArrowDown")
-        while not shown.page.evaluate(
-            "scrollY"
-        ):  # wait_for_function needs eval, which pages forbid
+        while not shown.page.evaluate("scrollY"):  # pages forbid eval, which waiting takes
             shown.page.wait_for_timeout(50)
         assert shown.page.inner_text("#name") == graph.answer
 
@@ -125,14 +123,9 @@ def test_a_held_node_outlives_the_sliders(driven, page, picture_page):  # noqa: 
     for path in (page, picture_page):
         with opened(driven, path) as shown:
             shown.page.evaluate(SLIDE, {"nodes": 100})
-            name = shown.page.evaluate(
-                """() => {
-                  const least = drawn.filter(node => node.kind === 'code')
-                    .reduce((a, b) => b.influence < a.influence ? b : a);
-                  choose(least, true);
-                  return least.id;
-                }"""
-            )
+            order = "[...drawn].sort((a, b) => b.influence - a.influence)"
+            least = f"{order}.findLast(one => one.kind === 'code')"
+            name = shown.page.evaluate(f"(choose({least}, true), state.chosen.id)")
             few = shown.page.evaluate(SLIDE, {"nodes": 20})[0]
             assert shown.page.locator(f".node.chosen[data-id='{name}']").count() == 1
             shown.page.reload()
@@ -142,26 +135,25 @@ def test_a_held_node_outlives_the_sliders(driven, page, picture_page):  # noqa: 
             assert shown.page.locator("#drawing.focus").count() == 0 and not shown.wrong
 
 
-def test_a_picture_has_a_sheet_for_each_layer_and_the_input(driven, picture_page, of_picture):  # noqa: F811
-    layers = of_picture.meta["settings"]["shape"][0]
+def test_layers_with_codes_of_patches_have_a_sheet(driven, picture_page, of_picture):  # noqa: F811
+    nodes, special = of_picture.table("nodes"), of_picture.meta["special"]
+    layers = nodes["layer"][(nodes["atom"] >= 0) & (nodes["pos"] >= special)].unique()
     with opened(driven, picture_page) as shown:
-        sheets = shown.page.evaluate(
-            "[...document.querySelectorAll('.sheet')].map(sheet => [+sheet.dataset.layer,"
-            " sheet.querySelector('image').getBoundingClientRect().top])"
+        shown.page.evaluate(SLIDE, {"nodes": 100})
+        sheets = shown.page.locator(".sheet").evaluate_all(
+            "all => all.map(n => [+n.dataset.layer, n.firstChild.getBoundingClientRect().top])"
         )
-        assert [layer for layer, _ in sorted(sheets, key=lambda sheet: -sheet[1])] == list(
-            range(-1, layers)
-        )
+        order = [layer for layer, _ in sorted(sheets, key=lambda sheet: -sheet[1])]
+        assert order == [-1, *sorted(layers)] and 0 < len(layers) < nodes["layer"].max()
+        plates = shown.page.locator(".plate").count()  # codes of CLS, and CLS itself
+        assert plates == nodes["layer"][(nodes["pos"] == 0) & (nodes["atom"] >= -1)].nunique()
         node = largest(of_picture)
         shown.page.hover(f".node[data-id='{node['node']}']")
         assert shown.page.get_attribute(".sheet.chosen", "data-layer") == str(node["layer"])
-        marked = shown.page.evaluate(
-            "[...document.querySelectorAll('#prompt .has')].map(patch => +patch.dataset.pos)"
+        marked = shown.page.locator("#prompt .has").evaluate_all(
+            "all => all.map(n => +n.dataset.pos)"
         )
-        placed = shown.page.evaluate(
-            "[...document.querySelectorAll('.node')].map(made => made.dataset.id)"
-        )
-        special = of_picture.meta["special"]
+        placed = shown.page.locator(".node").evaluate_all(IDS)
         wanted = {int(name.split("@")[1]) for name in placed if "@" in name}
         assert set(marked) == {pos for pos in wanted if pos >= special} and not shown.wrong
 
@@ -170,14 +162,10 @@ def test_a_picture_has_a_sheet_for_each_layer_and_the_input(driven, picture_page
 def test_the_panel_is_in_view_after_any_click(driven, picture_page, page, size):  # noqa: F811
     for path in (picture_page, page):
         with opened(driven, path, size[0], height=size[1], touch=size[0] < 500) as shown:
-            assert shown.page.evaluate(
-                "document.getElementById('drawing').getBoundingClientRect().top < 300"
-            )
+            assert shown.page.locator("#drawing").bounding_box()["y"] < 300
             answer = shown.page.inner_text(".finding p >> nth=0")
             assert 0 < len(answer.split()) <= 20
-            names = shown.page.evaluate(
-                "[...document.querySelectorAll('.node')].map(made => made.dataset.id)"
-            )
+            names = shown.page.locator(".node").evaluate_all(IDS)
             for name in [*names[:: max(1, len(names) // 8)], "logit", "logit"]:
                 shown.page.click(f".node[data-id='{name}']")
                 words, top, bottom, seen = shown.page.evaluate(
@@ -216,7 +204,7 @@ def test_the_panel_follows_a_page_that_is_scrolled(driven, picture_page):  # noq
 
 def test_targets_are_large_and_the_nearest_node_wins(driven, picture_page):  # noqa: F811
     for width in (1280, 390):
-        with opened(driven, picture_page, width, touch=width < 500) as shown:
+        with opened(driven, picture_page, width, height=1600, touch=width < 500) as shown:
             small = shown.page.evaluate(
                 """() => {
                   for (const fold of document.querySelectorAll('details')) fold.open = true;
@@ -254,6 +242,7 @@ def test_examples_of_a_code_are_in_view(driven, picture_page, of_picture):  # no
         assert box["height"] > 0 and box["y"] + box["height"] <= 800
 
 
+IDS = "all => all.map(made => made.dataset.id)"
 GROUPS = "state.groups.map(({name, nodes}) => [name, nodes.map(node => node.id)])"
 
 
@@ -269,9 +258,7 @@ def test_like_nodes_are_grouped_and_changes_stay_in_the_address(driven, page):  
         shown.page.click("#pins summary")
         row = shown.page.locator("#groups li").first
         row.get_by_role("button", name="Mark").click()
-        marked = shown.page.locator(".node.member").evaluate_all(
-            "all => all.map(n => n.dataset.id)"
-        )
+        marked = shown.page.locator(".node.member").evaluate_all(IDS)
         assert marked and set(marked) <= set(first[0][1]) and "group=" not in shown.page.url
         row.locator("input").fill("mine: yes")
         row.locator("input").press("Enter")
@@ -312,6 +299,7 @@ def test_how_sure_opens_and_keeps_the_pins(driven, page, graph):  # noqa: F811
 
 def test_a_stack_is_saved_with_its_picture(driven, picture_page, tmp_path):  # noqa: F811
     with opened(driven, picture_page) as shown:
+        shown.page.evaluate(SLIDE, {"nodes": 100})
         for kind in ("svg", "png"):
             with shown.page.expect_download() as download:
                 shown.page.click(f"#save-{kind}")
@@ -321,16 +309,10 @@ def test_a_stack_is_saved_with_its_picture(driven, picture_page, tmp_path):  # n
     with Image.open(tmp_path / "graph.png") as saved:
         pixels = np.asarray(saved.convert("RGB")).astype(int)
     with opened(driven, tmp_path / "graph.svg") as alone:
-        sheet = alone.page.evaluate(
-            """() => {
-              const sheets = document.querySelectorAll('.sheet');
-              const box = sheets[0].getBoundingClientRect();
-              const whole = document.documentElement.getBoundingClientRect();
-              return [sheets.length, ...['x', 'y'].map((side, i) => (box[side] - whole[side]
-                + box[['width', 'height'][i]] / 2) / whole[['width', 'height'][i]])];
-            }"""
-        )
-    assert svg.count("data:image/webp") == sheet[0] > 1
-    y, x = int(sheet[2] * len(pixels)), int(sheet[1] * pixels.shape[1])
+        sheets, whole = alone.page.locator(".sheet"), alone.page.locator("svg").bounding_box()
+        assert svg.count("data:image/webp") == sheets.count() > 1
+        box = sheets.first.bounding_box()
+    y = int((box["y"] - whole["y"] + box["height"] / 2) / whole["height"] * len(pixels))
+    x = int((box["x"] - whole["x"] + box["width"] / 2) / whole["width"] * pixels.shape[1])
     around = pixels[y - 30 : y + 30, x - 60 : x + 60]
     assert around.std(axis=(0, 1)).min() > 10  # the picture of the input's sheet, not bare ground

@@ -1,6 +1,7 @@
 """Graphs as results: trust, steering, files, and what they are compared with."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -270,8 +271,21 @@ def test_an_answer_that_hangs_on_a_small_code_is_not_a_matter_of_size():
     nodes = found.table("nodes").query("atom >= 0")
     assert nodes["atom"].tolist() == [atom] and nodes["pos"].tolist() == [0]
     assert min(found.beyond_size) > 0.5
-    assert "what is enough and what is needed" in found.finding()
-    assert not any("largest codes" in words for words in found.warnings())
+    assert "size" not in found.warnings() and f"rests most on L0A{atom} at CLS" in found.cause()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_finding_names_the_largest_effects_and_every_warning(name):
+    found = ci.graph(*network(name), most=40)
+    assert {*found.warnings().values()} <= {*found.sentences()}
+    effects = found.table("nodes").query("atom >= 0").set_index("node")["effect"].dropna()
+    best = effects[effects >= effects.max() / 2].nlargest(3)
+    large = effects.max() >= 0.1 * abs(found.meta["target"]["logit"])
+    assert ("no single code" in found.cause()) != large
+    if large:
+        named = re.findall(r"L\d+A\d+", found.cause())
+        assert named == [node.split("@")[0] for node in best.index]
+        assert f"{best.min():.2g}" in found.cause() and f"{best.max():.2g}" in found.cause()
 
 
 def by_hand(case, kept, others=False):

@@ -171,14 +171,12 @@ def test_parts_of_heads_add_up_to_the_edge():
     assert {head for *_, head in edges} == set(range(-1, model.cfg.n_heads))
     for (source, target), weight in sums.items():
         assert weight == pytest.approx(float(graph.effects[target, source]), abs=1e-12)
-    # what the skip connection carries to another token is nothing
-    table = graph.nodes.tolist()
-    across = [
-        weight
-        for source, target, weight, head in edges
-        if head < 0 and table[target][0] < LAYERS and table[source][1] != table[target][1]
+    table = graph.nodes.tolist()  # nothing goes to another token without a head
+    direct = [
+        (table[source], table[target], weight) for source, target, weight, n in edges if n < 0
     ]
-    assert across and max(map(abs, across)) < 1e-12
+    across = [abs(w) for here, to, w in direct if to[0] < LAYERS and here[1] != to[1]]
+    assert across and max(across) < 1e-12
 
 
 def paths(shares, node, weight=1.0):

@@ -114,7 +114,7 @@ def why_attends(
     beside = _effects(rival, question, seed).assign(network=UNTRAINED)
     tables["effects"] = pd.concat([effects, beside], ignore_index=True)
     tables["picture"] = sample_picture(model, sample)
-    tokens, at = token_words(model, sample), (place.query, place.key)
+    tokens, at = token_words(model, sample), (place.query, place.key, int(case.row.argmax()))
     words = [f"{tokens[number]!r} ({number})" if tokens else f"token {number}" for number in at]
     special: Any = special_tokens(model)
     for columns in tables["picture"]["columns"]:  # none for a text
@@ -123,7 +123,8 @@ def why_attends(
     if model.cfg.facts["attention"] == "cbsa":
         words[0] = f"representative {place.query}"
     meta = model_meta(model, 1) | {
-        "layer": layer, "head": head, "places": [*at], "query": words[0], "key": words[1],
+        "layer": layer, "head": head, "places": [*at[:2]], "query": words[0], "key": words[1],
+        "most": words[2], "most_share": float(case.row.max()),
         "score": case.score, "attention": case.attention,
         "even": case.even, "score_of_atoms": of_atoms, "answer": question.answer,
         "sample": questions.sample_digest(sample), "tokens": tokens,
@@ -149,7 +150,8 @@ class _Case:
     atoms `[atom, 2]`: the layer and number of each atom that is on at either side. codes: their
     codes, times what later layers scale the stream with. written: what they write. weights: of
     each token in the query and in the key. roles: how the head's query and key come from the
-    stream. even: the attention of a query that gives every token it sees the same.
+    stream. even: the attention of a query that gives every token it sees the same. row: what the
+    query gives each token.
     """
 
     model: HookedModel
@@ -159,6 +161,7 @@ class _Case:
     score: float
     attention: float
     even: float
+    row: Float[Tensor, "pos"]
     stream: Float[Tensor, "pos d_model"]
     atoms: Int[Tensor, "atom two"]
     codes: Float[Tensor, "pos atom"]
@@ -172,13 +175,8 @@ class _Case:
         """Returns the query or key of each piece of the stream: atoms, the rest, the biases."""
         role, rest = self.roles[side], self.stream - codes @ written
         amounts = role.weights @ codes
-        return torch.cat(
-            [
-                amounts[:, None] * role.of(written),
-                role.of((role.weights @ rest)[None]),
-                role.bias[None],
-            ]
-        )
+        others = role.of((role.weights @ rest)[None]), role.bias[None]
+        return torch.cat([amounts[:, None] * role.of(written), *others])
 
 
 @dataclass(frozen=True)
@@ -271,7 +269,7 @@ def _read(
     roles = {side: role_of(model, place, stream, weights[side], side) for side in WEIGHED}
     return _Case(
         model, sample, logits, place, score, float(shares[query, key]),
-        1 / seen, stream, torch.cat(atoms),
+        1 / seen, shares[query], stream, torch.cat(atoms),
         torch.cat(codes, dim=1), torch.cat(written), weights, roles,
     )  # fmt: skip
 
@@ -394,11 +392,7 @@ def _effects(case: _Case, question: Question, seed: int) -> pd.DataFrame:
     table = pd.DataFrame(keys, columns=["side", "k", "kind"])
     table[["attention", "answer"]] = found
     groups: Any = table.groupby(["side", "k", "kind"], sort=False)
-    spread = (
-        groups["attention"]
-        .agg(["mean", "min", "max"])
-        .set_axis(["attention", "low", "high"], axis=1)
-    )
+    spread = groups["attention"].agg(attention="mean", low="min", high="max")
     return spread.assign(answer=groups["answer"].mean()).reset_index()
 
 

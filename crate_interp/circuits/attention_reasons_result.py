@@ -49,17 +49,21 @@ class AttentionReason(Result):
     ALONE = "a reason explains one score of one sample, and reasons do not merge."
 
     def sentences(self) -> list[str]:
-        """Returns what the strongest atoms of the key carry, what others carry, and the score."""
-        table: Any = self._table("effects")
-        meta, counts = self.meta, {*table["k"][table["network"] == MODEL]} - {0}
+        """Returns what the strongest atoms of the key carry, what others carry, and the score.
+
+        Of the counts up to ten it is the one for which the strongest atoms and the best of the
+        others lie furthest apart.
+        """
+        table: Any = self._table("effects").query(f"network == '{MODEL}' and side == 'key'")
+        meta, runs = self.meta, table.pivot(index="k", columns="kind", values="attention")
         query, key = (plain(meta[side]) for side in WEIGHED)
         head, share = head_name(meta["layer"], meta["head"]), _per_cent(meta["attention"])
-        if not counts:
+        if runs.empty:
             few = "Too few atoms are on to take some out."
             return [f"{head}: {query} gives {key} {share} of its attention.", few]
-        k = max(count for count in counts if count <= TAKEN_OUT[1])
-        runs = table.query(f"network == '{MODEL}' and side == 'key' and k == {k}").set_index("kind")
-        left = runs["attention"]
+        apart = runs["strongest"] - runs.drop(columns="strongest").min(axis=1)
+        k = int(apart[apart.index <= TAKEN_OUT[1]].abs().idxmax())
+        left, low = runs.loc[k], table[table["k"] == k].set_index("kind")["low"]
         words = {
             "largest": "largest atoms",
             "rotated": "best random axes",
@@ -69,13 +73,15 @@ class AttentionReason(Result):
         ratio = left[rival] / max(left["strongest"], 1e-30)
         more = "more" if ratio < 0.95 else "less" if ratio > 1.05 else "as much"
         said = {kind: _per_cent(share) for kind, share in left.items()}
-        atoms: Any = self._table("pieces").query("side == 'key' and atom >= 0").nlargest(2, "part")
-        names = ", ".join(map(piece_name, atoms["layer"], atoms["atom"]))
+        atoms: Any = self._table("pieces").query("side == 'key' and atom >= 0").nlargest(k, "part")
+        names = list(map(piece_name, atoms["layer"], atoms["atom"]))
+        names[2 if k > TAKEN_OUT[0] else k :] = [f"{k - 2} others"] * (k > TAKEN_OUT[0])
+        listed = f"{', '.join(names[:-1])} and {names[-1]}"
         lead = (
-            f"{head}: {query} looks at {key} because of {names}, {k - 2} others: without them "
-            f"{share} falls to {said['strongest']}."
+            f"{head}: {query} looks at {key} because of {listed}: without them {share} falls to "
+            f"{said['strongest']}."
         )
-        if left["strongest"] >= runs["low"]["random"]:  # no less than without random atoms
+        if left["strongest"] >= low["random"]:  # no less than without random atoms
             why = f"{head}: {k} atoms don't explain why {query} looks at {key}"
             lead = f"{why}: without them it is {said['strongest']}, from {share}."
         elif left["rotated"] < 0.95 * left["strongest"]:
@@ -84,6 +90,8 @@ class AttentionReason(Result):
                 f"Without {k} atoms {said['strongest']} is left."
             )
         even = f"Even attention would give it {_per_cent(meta['even'])}."
+        if meta.get("most", key) != key:  # results of earlier versions do not say
+            even = f"Most, {_per_cent(meta['most_share'])}, goes to {plain(meta['most'])}. {even}"
         start = [lead, even]
         if meta["attention"] < meta["even"]:
             start = [f"{head} hardly looks from {query} at {key}: {share}. {even}", lead]
@@ -93,7 +101,8 @@ class AttentionReason(Result):
             f"Without {k} random atoms of the key {said['random']} is left, without the {k} "
             f"largest {said['largest']}. The score is {meta['score']:.2f}, and pairs of atoms give "
             f"{meta['score_of_atoms']:.2f} of it. The rest comes from biases and from what no atom "
-            "wrote into the stream. The scale of the norm is held as it is.",
+            "wrote into the stream. The scale of the norm is held as it is. We tell of "
+            f"{k} atoms: of 3 and 10 the count at which atoms and the next best differ most.",
         ]
 
     def legend(self) -> str:

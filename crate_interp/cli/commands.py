@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import crate_interp as ci
 from crate_interp.circuits.circuit import number_of, place_of
+from crate_interp.circuits.excerpts import special_tokens
 from crate_interp.cli.request import LOADING, MEASURING, ONE_INPUT, Request, say
 from crate_interp.core.safe_text import plain
 
@@ -275,10 +276,10 @@ def why(
     request: Request,
     head: Annotated[str | None, "The head, such as L1H0."] = None,
     query: Annotated[
-        int | None, "The token that looks, from 0. Default: CLS, or the last of a text."
+        str | None, "The token that looks: from 0, or CLS. Default: CLS, or the last of a text."
     ] = None,
     key: Annotated[
-        int | None, "The token that it looks at. Default: the other token with most attention."
+        str | None, "The token that it looks at. Default: the other token with most attention."
     ] = None,
     sample: Annotated[int, _SAMPLE] = 0,
 ) -> None:
@@ -292,7 +293,15 @@ def why(
         raise ValueError(f"--head {head}: give a head such as L1H0.")
     layer, number = place_of(name)[0], number_of(name)
     _, inputs, _ = _one_sample(request.model, request.looked_at, sample)
-    reason = ci.circuits.why_attends(request.model, inputs, layer, number, query, key)
+    places: dict[str, Any] = {"query": query, "key": key}
+    for side, words in places.items():
+        if str(words).upper() == "CLS" and special_tokens(request.model):
+            places[side] = 0
+        elif words is not None and not words.isdecimal():
+            raise ValueError(f"--{side} {words}: give a number from 0, or CLS of an image.")
+        elif words is not None:
+            places[side] = int(words)
+    reason = ci.circuits.why_attends(request.model, inputs, layer, number, **places)
     pairs = reason.table().query("query_atom >= 0 and key_atom >= 0")
     request.show(reason, ci.viz.why_page, _in_text(pairs.head(HEADS)), reason.legend())
 

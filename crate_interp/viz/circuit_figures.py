@@ -130,11 +130,11 @@ def graph_figure(
     """Returns a matplotlib Figure of the nodes of a graph with the largest influence.
 
     Layers go upwards from the embeddings to the answer. Tokens stand in columns, in their order.
-    Patches stand on the picture, one copy of it for each layer, with CLS to the left. A filled node
-    is as large as the answer's loss without it; a hollow node, which was not removed, is as large
-    as its attribution. Blue raises the answer, orange lowers it. The width of an edge is its
-    weight; a weight below 0 is dashed. An edge is black if one head carries more of it than the
-    skip connection does.
+    Patches stand on the picture, a copy of it for each layer with codes of patches; CLS stands to
+    the left. A filled node is as large as its effect, which is how far the logit falls without it;
+    a hollow node, which was not removed, is as large as its attribution. Blue raises the answer,
+    orange lowers it. The width of an edge is its weight; a weight below 0 is dashed. An edge is
+    black if one head carries more of it than goes directly, through no head.
 
     Args:
         graph: What `ci.graph` returns.
@@ -156,7 +156,7 @@ def graph_figure(
         colour, style = (INK if row.head >= 0 else CHANCE), ("--" if row.weight < 0 else "-")
         axes.plot([x, to_x], [y, to_y], color=colour, ls=style, zorder=1, **look)
     codes = nodes[nodes["atom"] != TARGET]
-    amounts = codes["node"].map(graph.amounts.set_axis(graph.table("nodes")["node"]))
+    amounts = codes["effect"].fillna(codes["attribution"])
     size = (amounts.abs() / max(amounts[codes["atom"] >= 0].abs().max(), 1e-30)).clip(upper=1.0)
     for row, amount, share in zip(codes.itertuples(), amounts, size, strict=True):
         colour = TRAINED if amount > 0 else UNTRAINED
@@ -167,9 +167,8 @@ def graph_figure(
     axes.scatter(*spots["logit"], s=70, color=INK, zorder=2)
     words = f"   {canvas.label(graph.answer)}"
     axes.text(*spots["logit"], words, va="center", fontsize=SMALL, color=INK)
-    return canvas.finished(
-        figure, [axes], ax, title, f"{graph.question[0].upper()}{graph.question[1:]}"
-    )
+    question = graph.question[0].upper() + graph.question[1:]
+    return canvas.finished(figure, [axes], ax, title, question)
 
 
 def _largest(graph: AttributionGraph, most: int) -> tuple[Any, Any]:
@@ -185,29 +184,29 @@ def _largest(graph: AttributionGraph, most: int) -> tuple[Any, Any]:
     known = {*codes["node"], *ends["node"]}
     edges: Any = graph.table("edges")
     edges = edges[edges["source"].isin(known) & edges["target"].isin(known)]
-    pairs = edges.sort_values("weight", key=abs, ascending=False, kind="stable").groupby(
-        ["source", "target"], sort=False
-    )
+    largest: Any = {"key": abs, "ascending": False, "kind": "stable"}
+    pairs = edges.sort_values("weight", **largest).groupby(["source", "target"], sort=False)
     joined: Any = pairs.agg({"weight": "sum", "head": "first"}).reset_index()
-    joined = joined.sort_values("weight", key=abs, ascending=False, kind="stable")
-    joined = joined.head(_EDGES * most)
+    joined = joined.sort_values("weight", **largest).head(_EDGES * most)
     fed = ends[ends["node"].isin(joined["source"]) | (ends["atom"] == TARGET)]
     return pd.concat([fed, codes], ignore_index=True), joined
 
 
 def _on_sheets(axes: Any, graph: AttributionGraph, nodes: Any) -> Spots:
-    """Draws the picture on a sheet for each layer; returns where each node stands."""
-    layers, _, _ = graph.meta["settings"]["shape"]
+    """Draws the picture where a layer has codes of patches; returns where each node stands."""
+    layers, codes = graph.meta["settings"]["shape"][0], nodes[nodes["atom"] >= 0]
     sheet_of: Any = graph.table("picture").iloc[0]
     picture = decoded(sheet_of["webp"], "the picture")
     rows, columns = int(sheet_of["rows"]), int(sheet_of["columns"])
     for layer in range(-1, layers):
         lying = Affine2D(np.array([[1, _LEAN, 0], [0, _DEPTH, layer], [0, 0, 1]]))
         look: Any = {"alpha": 0.45 if layer >= 0 else 0.9, "aspect": "auto", "zorder": 0}
-        sheet = axes.imshow(picture, extent=(0, 1, 0, 1), **look)
-        sheet.set_transform(lying + axes.transData)
-        name = "input" if layer < 0 else f"layer {layer}"
-        axes.text(1.03 + _LEAN, layer + _DEPTH, name, fontsize=SMALL, color=INK, va="top")
+        lies = layer < 0 or (codes["pos"][codes["layer"] == layer] >= graph.meta["special"]).any()
+        if lies:
+            sheet = axes.imshow(picture, extent=(0, 1, 0, 1), **look)
+            sheet.set_transform(lying + axes.transData)
+        name, x = "input" if layer < 0 else f"layer {layer}", 1.03 + _LEAN if lies else -0.06
+        axes.text(x, layer + _DEPTH / 2, name, fontsize=SMALL, color=INK, va="center")
     spots: Spots = {}
     places = nodes.groupby(["layer", "pos"]).cumcount()
     for node, place in zip(nodes.itertuples(), places, strict=True):
@@ -289,6 +288,7 @@ def why_figure(
         canvas.line(axes, rows["k"], rows["attention"], band, **look)
     canvas.set_layers(axes, "attention that is left", "atoms taken out of the key")
     axes.set_ylim(bottom=0)
+    axes.set_xticks(sorted({*table["k"]}))
     axes.yaxis.set_major_formatter(canvas.percent)
     head = f"L{reason.meta['layer']}H{reason.meta['head']}"
     words = f"{head} from {reason.meta['query']} to {reason.meta['key']}"

@@ -22,9 +22,10 @@ def graph(graph: AttributionGraph) -> Html:
     """Returns a page that shows which codes made one answer, to point at and to share.
 
     Layers go upwards, tokens across; nodes of an image stand on their patches, on a leaning picture
-    for each layer. A filled node is as large as the answer's loss without it; a hollow node is as
-    large as its slope. The width of an edge is its weight; the colour is that of the head that
-    carries most of it. Two sliders hide the nodes and edges with the least influence. Codes with
+    for each layer. A filled node is as large as its effect, which is how far the logit falls
+    without it; a hollow node is as large as its slope. The width of an edge is its weight; the
+    colour is that of the head that carries most of it. Two sliders hide the nodes and edges with
+    the least influence; inputs and the largest code of a layer keep an edge. Codes with
     similar inputs and outputs are grouped, and you can name pinned nodes as a group. The address
     keeps the state. The page is one file that needs no internet and runs no model.
 
@@ -91,7 +92,7 @@ def _data(graph: AttributionGraph, picture: pd.DataFrame) -> dict[str, Any]:
         "answer": graph.answer,
         "versus": None if target["versus"] is None else target["versus_name"],
         "exact": len(meta["settings"]["freeze"]) == 2,
-        "trusted": not graph.slope_agreement < result.FAITHFUL,  # NaN: nothing against them
+        "trusted": "signs" not in graph.warnings(),
         "heads": bool((graph.table("edges")["head"] >= 0).any()),
         "target": target["logit"],
         "position": target["position"],

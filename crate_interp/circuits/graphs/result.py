@@ -19,12 +19,15 @@ from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.hooked import HookedModel, check_gradients, check_hooked
 from crate_interp.questions.provenance import model_meta
 from crate_interp.results.result import Result, first
+from crate_interp.results.sample_ranges import counted
 
 FAITHFUL = 0.5  # a graph is called faithful if it keeps this share of the answer, and predicts
 EMBEDDING, BIAS, TARGET = -1, -2, -3  # in place of the number of an atom
-ENOUGH = 0.9  # codes are called enough for an answer if alone they give this share of it
 CLEAR = 0.05  # a set of codes is called better than another from this share of the answer on
-CHANCE = "We can't tell the graph's codes from random ones."
+SINGLE = 0.1  # an answer rests on single codes if one of them has this share of it
+ONE_INPUT = (  # demos/docs/pages/how/graph.md has the twenty inputs
+    "One input: over twenty, the largest do as well or better in three of four models."
+)
 MODEL, UNTRAINED, RIVAL, RIVAL_NODES = "model", "untrained", "rival", "rival_nodes"
 
 
@@ -92,31 +95,16 @@ class AttributionGraph(Result):
         target = self.meta["target"]
         name = f"\u201c{plain(target['name'])}\u201d"
         other = f"\u201c{plain(target['versus_name'])}\u201d"
-        return name if target["versus"] is None else f"{name} less {other}"
-
-    @property
-    def top(self) -> int:
-        """Returns the number of the answer that the model gives."""
-        table: Any = self._table("answers")
-        return int(table["answer"].loc[table["logit"].idxmax()])
+        return name if target["versus"] is None else f"{name} over {other}"
 
     @property
     def question(self) -> str:
         """Returns what was asked: why an answer was given, or what speaks for another one."""
-        target = self.meta["target"]
-        if target["answer"] == self.top:
+        table: Any = self._table("answers")
+        best = table.loc[table["logit"].idxmax()]
+        if self.meta["target"]["answer"] == best["answer"]:
             return f"why {self.answer}"
-        name = f"\u201c{plain(target['name'])}\u201d"
-        if target["versus"] is not None:
-            name += f" over \u201c{plain(target['versus_name'])}\u201d"
-        answers: Any = self._table("answers").set_index("answer")["name"]
-        return f"how much speaks for {name} (it answers \u201c{plain(answers[self.top])}\u201d)"
-
-    @property
-    def amounts(self) -> pd.Series:
-        """Returns what each node adds to the target: its effect, or its slope if not measured."""
-        table: Any = self._table("nodes")
-        return table["effect"].fillna(table["attribution"])
+        return f"how much speaks for {self.answer} (it answers \u201c{plain(best['name'])}\u201d)"
 
     @property
     def slope_agreement(self) -> float:
@@ -129,8 +117,7 @@ class AttributionGraph(Result):
     @property
     def predicts(self) -> float:
         """Returns how well attributions predict ablations: Pearson's r, mean over layers."""
-        table: Any = self.of("agreement")
-        return float(table["pearson"].mean())
+        return float(self.of("agreement")["pearson"].mean())
 
     @property
     def kept(self) -> float:
@@ -158,102 +145,113 @@ class AttributionGraph(Result):
         """
         return not self.warnings()
 
-    def warnings(self) -> list[str]:
-        """Returns what is wrong with a graph that is not faithful, a sentence each."""
-        keep: Any = self.of("whole").set_index("edit").loc["keep"]
-        small = max(self.beyond_size) < CLEAR and keep["nodes"] > 0
-        slopes, gain = self.slope_agreement, self.beyond_size[0]
-        rival = gain <= -CLEAR and gain < self.kept < 1  # the largest codes give some of the answer
-        way = f"{'point the other way' if slopes < 0 else 'differ'} on the graph's codes"
-        tested = len(self.of("agreement")) > 0
-        reasons = {
-            CHANCE: keep["random_q025"] <= keep["logit"] <= keep["random_q975"],
-            f"The largest codes at the same tokens do {'better' if rival else 'as well'}.": small,
-            f"Trust effects, not attributions: attributions {way}.": slopes < FAITHFUL,
-            "Attributions were not tested on other nodes: leave out tests=False.": not tested,
-            "Too few codes are on to test attributions.": tested and np.isnan(self.predicts),
-            "Do not trust the attributions: they predict ablations badly.": self.predicts
-            < FAITHFUL,
-            "These codes alone do not give half of the answer.": not self.kept >= FAITHFUL,
-        }
-        return [words for words, holds in reasons.items() if holds]
+    def warnings(self) -> dict[str, str]:
+        """Returns what is wrong with a graph that is not faithful: a sentence for each kind.
 
-    def _opposite(self) -> str:
-        """Returns " in layer 5" for layers where attributions predict the opposite, or ""."""
-        table: Any = self.of("agreement")
-        layers = [str(layer) for layer in table["layer"][table["high"] < 0]]
-        words = " and ".join(filter(None, (", ".join(layers[:-1]), *layers[-1:])))
-        return f" in layer{'s' * (len(layers) > 1)} {words}" if layers else ""
+        Kinds: "chance", "signs", "size", "untested", "few", "prediction", "half".
+        """
+        keep: Any = self.of("whole").set_index("edit").loc["keep"]
+        tested, slopes = len(self.of("agreement")) > 0, self.slope_agreement
+        codes: Any = self._table("nodes").query("atom >= 0").dropna(subset=["effect"])
+        wrong = int((codes["attribution"] * codes["effect"] < 0).sum())
+        signs = f"on {wrong} of {counted(len(codes), 'codes')} (r = {slopes:.2f})"
+        chance = keep["random_q025"] <= keep["logit"] <= keep["random_q975"]
+        size = max(self.beyond_size) < CLEAR and keep["nodes"] > 0
+        few = tested and np.isnan(self.predicts)
+        wrongs = (
+            ("chance", chance, "We can't tell the graph's codes from random ones."),
+            ("signs", slopes < FAITHFUL, f"Use effects: attributions have the wrong sign {signs}."),
+            ("size", size, "The graph does no better than the largest codes."),
+            ("untested", not tested, "Attributions were not tested: leave out tests=False."),
+            ("few", few, "Too few codes are on to test attributions."),
+            ("prediction", self.predicts < FAITHFUL, "Attributions predict ablations badly."),
+            ("half", not self.kept >= FAITHFUL, "These codes are not enough for the answer."),
+        )
+        return {kind: words for kind, holds, words in wrongs if holds}
+
+    def place(self, pos: int) -> str:
+        """Returns the name of a token: its words, "CLS", or "patch (row, column)"."""
+        tokens, special = self.meta["tokens"], self.meta["special"] or 0
+        for columns in self._table("picture")["columns"]:  # none for a text
+            patch = divmod(pos - special, int(columns))
+            return "CLS" if pos < special else f"patch {patch}"
+        words = plain(tokens[pos]).strip() if tokens else ""
+        return f"\u201c{words}\u201d" if words else f"token {pos}"
+
+    def cause(self) -> str:
+        """Returns what the answer loses most without: one to three codes, or one or two inputs.
+
+        The codes are those of half of the largest effect or more. Inputs are named if no code has a
+        tenth of the answer.
+        """
+        table: Any = self._table("nodes")
+        order = table[table["effect"] > 0].sort_values("effect", ascending=False)
+        codes, target = order[order["atom"] >= 0], self.meta["target"]
+        if codes.empty:
+            return f"No code that we took away raises {self.answer}."
+        largest, least = codes["effect"].iloc[0], SINGLE * abs(target["logit"])
+        inputs = order[(order["atom"] == EMBEDDING) & (order["pos"] >= (self.meta["special"] or 0))]
+        inputs = inputs[inputs["effect"] >= least].head(2 if self.meta["tokens"] else 1)
+        causes, rests = codes[codes["effect"] >= largest / 2].head(3), "most on"
+        if largest < least:
+            causes, rests = inputs, "on no single code, but on"
+        if causes.empty:
+            causes, rests = codes.head(1), "on no single code, at most on"
+        places = list(dict.fromkeys(self.place(pos) for pos in causes["pos"]))
+        codes = causes[causes["atom"] >= 0]
+        names = list(map(piece_name, codes["layer"], codes["atom"])) or places
+        named = f"{', '.join(names[:-1])} and {names[-1]}".removeprefix(" and ")
+        named += f" at {places[0]}" if len(codes) and len(places) == 1 else ""
+        ends = dict.fromkeys(f"{causes['effect'].agg(end):.2g}" for end in ("min", "max"))
+        logit = "its logit" if target["versus"] is None else "the difference"
+        falls, it = f"{logit} falls by {' to '.join(ends)}", "each" if len(causes) > 1 else "it"
+        return f"{self.answer} rests {rests} {named}: without {it} {falls}."
 
     def sentences(self) -> list[str]:
-        """Returns what the graph's codes give alone, what other codes give, and the numbers."""
+        """Returns what the answer rests on, what the graph's codes give alone, and the doubts."""
         target, whole = self.meta["target"], self.of("whole").set_index("edit")
-        keep, gone = whole.loc["keep"], whole.loc["remove"]
-        count, share = int(keep["nodes"]), self.kept
-        part = f"{100 * share:.0f}\u00a0%"
-        codes, give, be = (
-            (f"{count} codes", "give", "are") if count != 1 else ("1 code", "gives", "is")
+        keep, gone, slopes = whole.loc["keep"], whole.loc["remove"], self.slope_agreement
+        amounts = (
+            *keep[["random_q025", "random_q975", "logit", "largest"]],
+            *gone[["logit", "largest"]],
         )
-        lead = f"The graph's {codes} alone {give} {part} of the logit of {self.answer}."
-        if share >= ENOUGH:
-            lead = f"{codes} alone {be} enough for {self.answer}: {part} of its logit."
-        elif share < FAITHFUL:
-            lead = f"The graph explains little of {self.answer}: {codes} {give} {part} of it."
-        if share < 0:
-            lead = f"The graph does not explain {self.answer}: its {codes} {give} the opposite."
-        shares = keep[["largest", "random_q025", "random_q975"]] / target["logit"]
-        size, *ends = (f"{100 * one:.0f}\u00a0%" for one in shares)
+        *ends, part, size, rest, other = (
+            f"{100 * one / target['logit']:.0f}\u00a0%" for one in amounts
+        )
         low, high = ends if target["logit"] > 0 else ends[::-1]
-        random = f", random codes give {low} to {high}" * bool(keep["draws"])
-        start = [lead, f"The largest {codes} {give} {size}{random}."]
-        worse = next((one for one in self.warnings() if one.startswith("The largest codes")), "")
-        if worse and share >= FAITHFUL:
-            than = "worse" if "better" in worse else "no better"
-            lead = f"The graph's {codes} do {than} than the {count} largest: {part} and {size}"
-            start = [f"{lead} of the logit of {self.answer}."]
-            start += [f"{random[2:].capitalize()}."] * bool(random)
-        if CHANCE in self.warnings():
-            words = f"The {codes} alone {give} {part} of the answer's logit{random}"
-            start = [CHANCE, f"{words}, the largest {size}."]
-        # the sentences above have what warnings that begin with "The" say, or "We"
-        warnings = [one for one in self.warnings() if not one.startswith(("The", "We"))]
-        rest = gone["logit"] / target["logit"]
-        enough, needed = (gain >= CLEAR for gain in self.beyond_size)
-        claims = {"what is enough": enough and share >= FAITHFUL}
-        claims["what is needed"] = needed and rest < FAITHFUL
-        left = "nothing" if rest <= 0 else "all" if rest >= 1 else f"{100 * rest:.0f}\u00a0%"
-        better = " and ".join(words for words, holds in claims.items() if holds)
+        logit = "logit" if target["versus"] is None else "difference"
+        codes, s = counted(int(keep["nodes"]), "codes"), "s" * int(keep["nodes"] == 1)
+        keeps = f"keep{s} {part} of this {logit} ({target['logit']:.2f})"
+        doubts, table = list(self.warnings().values()), self.of("agreement")
+        if (
+            self.beyond_size[0] >= CLEAR
+            and self.kept >= FAITHFUL
+            and "chance" not in self.warnings()
+        ):
+            doubts.insert(0, ONE_INPUT)
+        layers = [str(layer) for layer in table["layer"][table["high"] < 0]]
+        if layers:
+            where = f"layer{'s' * (len(layers) > 1)} {', '.join(layers)}"
+            doubts.append(f"Attributions of other nodes point the other way in {where}.")
+        random = f"Random codes there give {low} to {high}. " * bool(keep["draws"])
         cfg, at = self.meta["config"], target["position"]
         after = FAMILIES[cfg["family"]].get("causal") or cfg.get("attention_mask") == "causal"
         where = "" if at is None else f" {'after' if after else 'at'} token {at}"
-        begin = f"{plain(self.meta['model'] or 'The model')}{where}: {self.question}:"
-        if target["answer"] == self.top:
-            begin = f"{plain(self.meta['model'] or 'The model')} answers {self.answer}{where},"
+        above = f"{abs(target['logit']):.2f} {'above' if target['logit'] >= 0 else 'below'}"
         less = "the mean of all logits" if target["versus"] is None else "the other answer"
-        known = self.of("agreement")["pearson"].dropna()
+        known, others = table["pearson"].dropna(), self.of("ablations")["effect"]
         span = f"{known.min():.2f} in the worst layer, {known.max():.2f} in the best"
-        tested = f" Attributions predict real ablations of other nodes with r = {span}."
-        slopes, opposite = self.slope_agreement, self._opposite()
-        warnings += [f"Attributions of other nodes point the other way{opposite}."] * bool(opposite)
-        tested += "" if np.isnan(slopes) else f" On the graph's codes r is {slopes:.2f}."
+        tested = f"Attributions predict real ablations of other nodes with r = {span}. "
+        tested += "" if np.isnan(slopes) else f"On the graph's codes r is {slopes:.2f}. "
+        most = f"the largest effect of {counted(len(others), 'codes')} is {others.max():.2g}"
         return [
-            *start,
-            f"Without the graph's codes {left} of the logit is left.",
-            *warnings,
-            f"{begin} {abs(target['logit']):.2f} {'above' if target['logit'] >= 0 else 'below'} "
-            f"{less}." + f" Attributions choose {better} better than size does." * bool(better)
-            + tested * bool(len(known)),
-        ]  # fmt: skip
-
-    @property
-    def rival_rank(self) -> str:
-        """Returns which of the model's answers the rival is; "" for a graph made without tests."""
-        if "rival" not in self.meta:
-            return ""
-        table: Any = self._table("answers").set_index("answer")["logit"]
-        above = int((table > table[self.meta["rival"]["answer"]]).sum())
-        words = {0: "the model's answer", 1: "the next answer"}
-        return words.get(above, "the likeliest other answer")
+            self.cause(),
+            f"The graph's {codes} alone {keeps}, the largest at these tokens {size}.",
+            *doubts,
+            f"{random}Without the graph's codes {rest} is left, without the largest {other}.",
+            f"{plain(self.meta['model'] or 'The model')}{where}, {self.question}: {above} {less}.",
+            *([f"{tested}Outside the graph {most}."] if len(known) else []),
+        ]
 
     def looks(self) -> dict[tuple[int, int, int, int], list[tuple[str, str, float]]]:
         """Returns the strongest pairs of each look, by layer, head, query and key.

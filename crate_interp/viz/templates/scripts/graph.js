@@ -71,6 +71,11 @@ function visible() {
   const between = edges.filter(edge => nodes.has(edge.source) && nodes.has(edge.target));
   const most = held(between, edge => edge.size, state.edges / 100);
   for (const edge of path.edges) most.add(edge);
+  const inputs = [...nodes].filter(node => node.kind === "embedding");
+  for (const node of [...inputs, ...mostOfLayers(nodes)]) for (const end of ["source", "target"]) { // a line in, a line out
+    const ends = between.filter(edge => edge[end] === node);
+    if (ends.length) most.add(ends.reduce((best, edge) => edge.size > best.size ? edge : best));
+  }
   return {nodes, passing, edges: most};
 }
 
@@ -82,7 +87,7 @@ function drawEdges(lines, most, parent) {
     const from = plan.spots.get(edge.source), to = plan.spots.get(edge.target);
     const bend = Math.max(14, Math.abs(from.y - to.y) / 2);
     part("path", {d: `M${from.x},${from.y}C${from.x},${from.y - bend} ${to.x},${to.y + bend} ${to.x},${to.y}`,
-      stroke: colourOf(edge.parts[0][0]), "stroke-width": .5 + 3.5 * Math.sqrt(edge.size / most) + isOn(edge),
+      stroke: colourOf(edge.parts[0][0]), "stroke-width": .9 + 3.5 * Math.sqrt(edge.size / most) + isOn(edge),
       "stroke-dasharray": data.trusted && edge.weight < 0 ? "5 3" : "none", class: isOn(edge) ? "edge path" : "edge"}, parent);
   }
 }
@@ -138,10 +143,10 @@ function draw() { // all but what depends on the chosen node
   mark();
 }
 
-// The code of the largest effect in each layer, where that is not small.
-function mostOfLayers() {
+// The code of the largest effect in each layer.
+function mostOfLayers(nodes) {
   const most = new Map(), size = node => Math.abs(amount(node));
-  for (const node of shown.nodes) if (node.kind === "code" && size(node) > .1 * largest && !(size(most.get(node.layer) ?? node) > size(node))) most.set(node.layer, node);
+  for (const node of nodes) if (node.kind === "code" && !(size(most.get(node.layer) ?? node) > size(node))) most.set(node.layer, node);
   return [...most.values()];
 }
 
@@ -155,17 +160,19 @@ function mark() { // what is chosen, what it is linked to, and the marked group
   if (focus) drawEdges(near, Math.max(widest, ...near.map(edge => edge.size)), svg.querySelector(".near"));
   const joined = new Set([...shown.edges].flatMap(edge => [edge.source, edge.target]));
   const named = focus ? [...near].sort((a, b) => Math.abs(b.weight) - Math.abs(a.weight)).slice(0, 4)
-    .flatMap(edge => [edge.source, edge.target]) : mostOfLayers();
+    .flatMap(edge => [edge.source, edge.target]) : [...mostOfLayers(shown.nodes).filter(node => Math.abs(amount(node)) > largest / 10), ...largestFirst(shown.nodes).filter(node => Math.abs(amount(node)) >= largest / 2)];
   svg.querySelector(".labels").replaceChildren();
   const boxes = [], free = box => boxes.every(other => box.x + box.width < other.x || other.x + other.width < box.x
     || box.y + box.height < other.y || other.y + other.height < box.y);
   for (const node of new Set(focus ? [state.chosen, ...named] : named)) if (node.kind === "code" && shown.nodes.has(node)) {
-    const {x, y} = plan.spots.get(node), right = x > plan.width - (focus ? 56 : 92);
-    const label = part("text", {x: x + (right ? -5 : 5), y: y - radius(node) - 2, "paint-order": "stroke", "text-anchor": right ? "end" : "start"},
-      svg.querySelector(".labels"));
-    label.textContent = `L${node.layer}A${node.atom}${focus || node.effect === null ? "" : ` ${signed(+node.effect.toPrecision(2))}`}`;
+    const {x, y} = plan.spots.get(node);
+    const label = part("text", {x: x + 5, y: y - radius(node) - 2, "paint-order": "stroke"}, svg.querySelector(".labels"));
+    const words = plainLabel(node).length < 16 ? plainLabel(node) : "";
+    label.textContent = `L${node.layer}A${node.atom}${words && " "}${words}${focus || node.effect === null ? "" : ` ${signed(+node.effect.toPrecision(2))}`}`;
+    if (label.getBBox().x + label.getBBox().width > plan.width - 4) Object.entries({x: x - 5, "text-anchor": "end"})
+      .forEach(([name, value]) => label.setAttribute(name, value));
     if (!free(label.getBBox())) label.setAttribute("y", y + radius(node) + 12); // below its circle
-    if (focus && !free(label.getBBox())) label.remove(); // the panel has it; the chosen code comes first
+    if (!free(label.getBBox())) label.remove(); // the panel has it; the chosen code comes first
     else boxes.push(label.getBBox());
   }
   for (const sheet of svg.querySelectorAll(".sheet"))
@@ -204,17 +211,19 @@ const plainLabel = node => +(/\(AUC ([\d.]+)/.exec(node.label)?.[1] ?? 1) < NAME
 
 // Of the answer, the list has what it really loses without each node, unless slopes add up to it.
 const measured = node => node.kind === "target" && !data.exact;
+const losses = drawn.filter(node => node !== start && node.effect !== null && (node.kind === "code" || node.pos >= (data.special ?? 0)))
+  .map(node => ({source: node, target: start, weight: node.effect, parts: [[null]]}));
 
-function list(place, found, other, amountOf = edge => edge.weight) {
-  const most = Math.max(...found.map(edge => Math.abs(amountOf(edge))), 1e-30);
+function list(place, found, other) {
+  const most = Math.max(...found.map(edge => Math.abs(edge.weight)), 1e-30);
   byId(place).replaceChildren(...found.slice(0, 9).map(edge => {
     const node = edge[other], [first] = edge.parts, swatch = make("span", {className: "swatch"});
     swatch.style.background = colourOf(first[0]);
-    const head = node.kind !== "bias" && data.heads ? [swatch, first[0] < 0 ? "skip" : `H${first[0]}`] : [];
-    const bar = make("span", {className: amountOf(edge) < 0 ? "part below" : "part"});
-    bar.style.setProperty("--part", `${100 * Math.abs(amountOf(edge)) / most}%`);
+    const head = node.kind !== "bias" && data.heads && edge.target !== start ? [swatch, first[0] < 0 ? "direct" : `H${first[0]}`] : [];
+    const bar = make("span", {className: edge.weight < 0 ? "part below" : "part"});
+    bar.style.setProperty("--part", `${100 * Math.abs(edge.weight) / most}%`);
     return make("li", {}, make("button", {type: "button", disabled: node.kind === "bias", onclick: () => choose(node, true)},
-      make("span", {className: "amount", textContent: signed(amountOf(edge))}), bar,
+      make("span", {className: "amount", textContent: signed(edge.weight)}), bar,
       make("span", {textContent: `${besideName(node)}${plainLabel(node) && ": "}${plainLabel(node)}`}), make("small", {}, ...head)));
   }));
   if (!found.length) byId(place).append(make("li", {textContent: "No code of the graph."}));
@@ -230,15 +239,14 @@ function describe() {
   if (node.kind === "code") words.push(`Value ${digits(node.value)}.`);
   if (node.kind !== "target") {
     words.push(`Influence ${digits(node.influence)}. Attribution (a slope) ${signed(node.attribution)}.`);
-    if (node.effect !== null) words.push(`Effect ${signed(node.effect)}: without it the answer really ${node.effect < 0 ? "gains" : "loses"} this much.`);
+    if (node.effect !== null) words.push(`Effect ${signed(node.effect)}: without it the answer really ${node.effect < 0 ? "gains" : "loses"} this much of its logit.`);
   }
   byId("words").textContent = words.join(" ");
   byId("disagree").hidden = !(node.kind !== "target" && node.effect * node.attribution < 0);
   byId("pin").hidden = node.kind === "target";
   byId("pin").textContent = state.pins.includes(node) ? "Unpin" : "Pin";
-  const real = measured(node), amountOf = edge => real ? edge.source.effect ?? 0 : edge.weight;
-  const fed = edges.filter(edge => edge.target === node)
-    .sort((a, b) => Math.abs(amountOf(b)) - Math.abs(amountOf(a)));
+  const real = measured(node);
+  const fed = (real ? losses : edges.filter(edge => edge.target === node)).sort(bySize);
   const biases = real ? [] : fed.filter(edge => edge.source.kind === "bias");
   const codes = fed.filter(edge => edge.source.kind !== "bias").slice(0, 8);
   const looks = data.looks.filter(([layer, , query, key]) => node.kind === "code" && layer === node.layer && query === node.pos
@@ -248,10 +256,11 @@ function describe() {
     make("b", {textContent: `H${head} looks from ${placeName(query)} to ${placeName(key)}: score ${digits(+score.toPrecision(3))}`}),
     ...pairs.slice(0, 3).map(([here, there, part]) => make("div", {textContent:
       `${here} with ${there}: ${signed(part)} (${digits(+(100 * part / score).toPrecision(2)).replace("-", "\u2212")}\u00a0%)`})))));
-  byId("fed-words").textContent = real ? "and what the answer loses without each" : "";
+  byId("fed-name").textContent = real ? "What it rests on" : "Fed by";
+  byId("fed-words").textContent = real ? "how far the logit falls without each" : "";
   byId("path-part").hidden = node !== start || !path.share;
   byId("feeds-part").hidden = node === start;
-  list("fed", [...codes, ...biases], "source", amountOf);
+  list("fed", [...codes, ...biases], "source");
   byId("examples").replaceChildren(...(data.examples[node.id.split("@")[0]] ?? []).map(([value, words, uri]) => !uri
     ? make("li", {}, `${digits(value)}: ${words}`)
     : make("li", {}, make("img", {src: uri, alt: words, title: words, width: 52, height: 52}), digits(value))));
@@ -348,7 +357,8 @@ for (const name of ["nodes", "edges"])
   byId(name).addEventListener("input", () => { state[name] = +byId(name).value; update(); });
 
 function neighbour(step) {
-  const row = drawn.filter(node => node.layer === state.chosen.layer && shown.nodes.has(node));
+  const at = node => plan.spots.get(node), row = drawn.filter(node => node.layer === state.chosen.layer && shown.nodes.has(node))
+    .sort((a, b) => at(a).y - at(b).y || at(a).x - at(b).x);
   return row[(row.indexOf(state.chosen) + step + row.length) % row.length];
 }
 
@@ -400,7 +410,7 @@ byId("path-words").textContent = path.edges.length ? `It carries ${shareWords}, 
 byId("heads")?.append(...heads.flatMap(head => {
   const swatch = make("span", {className: "swatch"});
   swatch.style.background = colourOf(head);
-  return make("span", {className: "entry"}, swatch, head < 0 ? "skip connection" : `head ${head}`);
+  return make("span", {className: "entry"}, swatch, head < 0 ? "direct (no head)" : `head ${head}`);
 }));
 recall();
 update();

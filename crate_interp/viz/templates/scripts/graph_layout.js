@@ -1,5 +1,5 @@
 "use strict";
-// Where nodes stand: in a table of tokens and layers, or on a leaning picture for each layer.
+// Where nodes stand: in a table of tokens and layers, or in rows of layers, on leaning pictures.
 
 const byId = id => document.getElementById(id);
 const make = (name, values, ...inside) => {
@@ -14,7 +14,8 @@ const amount = node => node.effect ?? node.attribution;
 const largest = Math.max(...drawn.filter(node => node.kind === "code")
   .map(node => Math.abs(amount(node))), 1e-30);
 const APART = 18; // between two nodes beside a sheet, and at least that in a table
-const FLAT = 10; // the height of a sheet without nodes
+const largestFirst = nodes => [...nodes].sort((a, b) => Math.abs(amount(b)) - Math.abs(amount(a)));
+const answerWords = most => `${data.answer.slice(0, most)} ${data.target.toFixed(2)}`.replace("-", "\u2212");
 
 const radius = node => node.kind === "target" ? 9
   : 2.5 + 4.5 * Math.sqrt(Math.min(1, Math.abs(amount(node)) / largest));
@@ -62,10 +63,10 @@ function tableOf(room, shown, apart) {
   }
   let y = 12;
   for (let layer = data.layers; layer >= -1; layer--) {
-    const own = tokens.map(pos => [pos, cells.get(`${layer} ${pos}`) ?? []]);
+    const own = tokens.map(pos => [pos, largestFirst(cells.get(`${layer} ${pos}`) ?? [])]);
     const rows = Math.max(1, ...own.map(([pos, nodes]) => Math.ceil(nodes.length / wide.get(pos))));
     words.push({x: 0, y: y + rows * deep / 2 + 4, quiet: true,
-      words: layer === data.layers ? `answer ${data.answer.slice(0, 24)}` : layer < 0 ? "input" : `L${layer}`});
+      words: layer === data.layers ? `answer ${answerWords(24)}` : layer < 0 ? "input" : `${small ? "L" : "layer "}${layer}`});
     for (const [pos, nodes] of own)
       nodes.forEach((node, i) => spots.set(node, {
         x: left.get(pos) + apart * (i % wide.get(pos) + .5), y: y + deep * (Math.floor(i / wide.get(pos)) + .5)}));
@@ -86,39 +87,36 @@ function throughSpecial(shown) {
   return codes.some(node => node.layer >= first) ? first : null;
 }
 
-// Nodes on a leaning sheet for each layer, the input at the bottom, the answer on top, CLS beside it.
-// A patch is above itself in all layers. A sheet without nodes lies flat and leaves its room to
-// the others, and to CLS beside it. `tile` has the sides of a patch, from its middle.
+// The answer on top, a row for each layer, the input at the bottom. Codes of CLS stand in a box; codes
+// of patches stand on a leaning sheet, a patch above itself in all layers. A layer without codes of
+// patches has no sheet. `tile` has the sides of a patch, from its middle.
 function onSheets(room, shown) {
-  const [rows, columns] = data.grid, small = room < 520, strip = !data.special ? 60 : small ? 66 : 170;
+  const [rows, columns] = data.grid, small = room < 520, margin = small ? 46 : 58;
+  const strip = !data.special ? margin : small ? 104 : 190; // the sheets begin to the right of it
   const lean = (small ? .055 : .2) * (room - strip), across = room - strip - lean - 4;
-  const spots = new Map(), words = [], sheets = [], plates = [];
-  const levels = [];
+  const spots = new Map(), words = [], sheets = [], plates = [], levels = [];
   for (let layer = data.layers - 1; layer >= -1; layer--) {
-    const nodes = shown.filter(node => node.layer === layer), beside = nodes.filter(node => node.pos < data.special);
+    const nodes = shown.filter(node => node.layer === layer), beside = largestFirst(nodes.filter(node => node.pos < data.special));
     const over = nodes.filter(node => node.pos >= data.special), flat = layer >= 0 && !over.length;
-    const wide = flat && beside.length ? strip + .5 * across : strip; // of what stands beside the sheet
-    const perLine = Math.max(1, Math.floor((wide - 12) / APART)), lines = Math.ceil(beside.length / perLine);
-    levels.push({layer, beside, over, flat, wide, lines, least: APART * lines + (flat ? 34 : 24)});
+    const wide = (flat ? room - 4 : strip - 8) - margin; // of the box
+    const perLine = Math.max(1, Math.floor((wide - 6) / APART)), lines = Math.ceil(beside.length / perLine);
+    levels.push({layer, beside, over, flat, wide, lines, least: flat && !lines ? 22 : APART * lines + 34});
   }
   const flats = levels.filter(level => level.flat), full = levels.length - 1 - flats.length;
   const left = (small ? 640 : 610) - flats.reduce((sum, level) => sum + level.least, 0);
   const step = Math.max(60, Math.min(150, left / (full + 1.6))), input = (small ? 2.85 : 2) * .8 * step;
   let y = 44;
   for (const {layer, beside, over, flat, wide, lines, least} of levels) {
-    const whole = flat ? least : Math.max(least, step), high = layer < 0 ? input : flat ? FLAT : .8 * step;
-    const top = flat ? y + (least - 20 - FLAT) / 2 : y, middle = flat ? top + FLAT / 2 : top + high / 2;
-    const slant = flat ? lean * FLAT / step : lean, x = strip + lean - slant;
-    const from = Math.max(x, wide), length = strip + lean + across - slant - from;
+    const whole = flat ? least : Math.max(least, layer < 0 ? input : step), high = flat ? least : layer < 0 ? input : .8 * step;
+    const middle = y + high / 2, first = middle - APART * (lines - 1) / 2, each = Math.ceil(beside.length / Math.max(1, lines));
     const place = (u, v) => ({x: strip + lean * (1 - v) + across * u, y: y + high * v});
-    sheets.push({layer, matrix: [(flat ? length : across) / columns, 0, -slant / rows, high / rows, flat ? from + slant : strip + lean, top],
+    words.push({x: 2, y: middle + (lines ? -3 : 4), quiet: true, words: layer < 0 ? "input" : `layer ${layer}`});
+    if (lines) words.push({x: 2, y: middle + 11, quiet: true, words: "at CLS"});
+    if (!flat) sheets.push({layer, matrix: [across / columns, 0, -lean / rows, high / rows, strip + lean, y],
       shades: data.places[layer + 1].slice(data.special)});
-    words.push({x: flat ? from : strip, y: flat ? top - 5 : y + 11, quiet: true, words: layer < 0 ? "input" : `layer ${layer}`});
-    const first = middle - APART * (lines - 1) / 2, each = Math.ceil(beside.length / Math.max(1, lines));
-    const apart = Math.max(APART, Math.min(30, (wide - 32) / Math.max(1, each - 1)));
-    if (lines && layer < 0) words.push({x: 2, y: first + 26, quiet: true, words: "CLS"});
-    if (lines) plates.push({x: 1, y: first - 10, width: wide - (flat ? 16 : 8), height: APART * (lines - 1) + 20, rx: 6});
-    beside.forEach((node, i) => spots.set(node, {x: 12 + apart * (i % each), y: first + APART * Math.floor(i / each)}));
+    if (lines) plates.push({x: margin, y: first - 10, width: flat ? wide : Math.max(20, wide), height: APART * (lines - 1) + 20, rx: 6});
+    const apart = Math.max(APART, Math.min(small ? 30 : 96, (wide - 28) / Math.max(1, each - 1)));
+    beside.forEach((node, i) => spots.set(node, {x: margin + 16 + apart * (i % each), y: first + APART * Math.floor(i / each)}));
     const placed = [], clear = Math.min(16, Math.sqrt(.4 * across * high / Math.max(1, over.length)));
     for (const node of over) {
       const patch = node.pos - data.special, home = place((patch % columns + .5) / columns, (Math.floor(patch / columns) + .5) / rows);
@@ -134,8 +132,8 @@ function onSheets(room, shown) {
     y += layer < 0 ? Math.max(input, least) : whole;
   }
   const target = shown.find(node => node.kind === "target");
-  spots.set(target, {x: 16, y: 18});
-  words.push({x: 32, y: 22, words: data.answer.slice(0, 40)});
+  spots.set(target, {x: margin + 16, y: 20});
+  words.push({x: 2, y: 24, quiet: true, words: "answer"}, {x: margin + 32, y: 24, words: answerWords(40)});
   return {spots, words, sheets: sheets.toReversed(), plates, lines: [], width: room, height: y + 4,
     tile: [[across / columns / 2, 0], [-lean / rows / 2, input / rows / 2]]};
 }
