@@ -269,9 +269,9 @@ def _limits(
             _measure(cells, replace(here, found={}), "-U", frames.negated(change))
     _constructions(cells, layer, data, setting)
     gathered: Any = data.gathered
-    base, z = base.in_dtype(data.single), data.z.to(data.single)
+    base = base.in_dtype(data.single)
     for draw, out in enumerate(layer.maps()):
-        change = frames.update_of(gathered @ out + layer.shift.to(out), z, layer.stored)
+        change = frames.update_of(gathered @ out + layer.shift.to(out), data.z, layer.stored)
         _measure(cells, base, f"random map {draw}", change)
 
 

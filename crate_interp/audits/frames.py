@@ -186,8 +186,8 @@ def rows_of(z: Stream, u: Subspaces) -> Rows:
 
 def update_of(delta: Stream, z: Stream, u: Subspaces) -> Update:
     """Returns the update that adds delta to the tokens z."""
-    rows, dot = rows_of(delta, u), (delta * z.to(delta)).sum(dim=-1, dtype=torch.float64)
-    return Update(rows.codes, rows.read, rows.square, rows.mean, dot)
+    rows = rows_of(delta, u)
+    return Update(rows.codes, rows.read, rows.square, rows.mean, (delta * z).sum(dim=-1))
 
 
 def negated(update: Update) -> Update:
