@@ -15,6 +15,7 @@ from crate_interp.audits.frames import Rows, Side, Subspaces, Update
 from crate_interp.audits.objectives import Kind, Objective, PerToken, Stream, kind_of
 from crate_interp.audits.setting import Cells, Setting
 from crate_interp.measures import checks, least_rate
+from crate_interp.measures.lasso import steepest
 from crate_interp.models.layers.attention import Attention
 from crate_interp.models.layers.norm import HookedNorm
 
@@ -37,15 +38,9 @@ class Layer:
     attn: Attention
 
     @cached_property
-    def whole(self) -> dict[str, float]:
-        """Returns |sum U_k U_k^T|_2 by basis: "stored" and, if it exists, "orthonormal"."""
-        turned = (self.u @ self.to_orthonormal).transpose(0, 1).flatten(1)
-        both = {"stored": self.stored.wide, "orthonormal": turned}
-        return {
-            basis: float(torch.linalg.eigvalsh(wide.T @ wide)[-1])
-            for basis, wide in both.items()
-            if bool(wide.isfinite().all())
-        }
+    def orthonormal_sum(self) -> float:
+        """Returns |sum U_k U_k^T|_2 in the orthonormal basis."""
+        return steepest((self.u @ self.to_orthonormal).transpose(0, 1).flatten(1))
 
     def arms(self, setting: Setting) -> tuple[Arm, ...]:
         """Returns the arms of the star design; the first has the stored basis and all tokens."""
@@ -253,7 +248,8 @@ def _limits(
         if weights is not None:
             weights = weights.repeat_interleave(base.u.width, dim=1)[:, None]
         stretch = goal.stretch[0].to(stream).sqrt()[:, None]
-        reach = stretch * (alpha * layer.whole[arm.basis]).sqrt()
+        whole = base.u.largest[0] if arm.change is None else layer.orthonormal_sum
+        reach = stretch * (alpha * whole).sqrt()
         for frame, x in (("stream", stream), ("read", read), ("unit", unit)):
             scaled = alpha.sqrt()[:, None] * x[:, None]  # [batch, eps, number]
             terms = torch.log1p(scaled.square())
@@ -263,12 +259,14 @@ def _limits(
             _add(cells, arm, "ceiling", frame, {"compresses": frames.over(least - before, before)})
     # the paper's steps with the layer's U, as long as the layer's update
     step, here = written(layer, data.z, layer.stored, setting.causal)[0], base.at(setting.eps)
-    steps = {"gradient step": here.found["stream"].step(0, base.u), "+U": step, "-U": -step}
+    steps = {"gradient step": here.found["stream"].step(0, base.u), "+U": step}
     if not layer.kind.no_series:
         steps["Neumann step"] = here.found["stream"].step(1, base.u)
     for name, step in steps.items():
         change = frames.update_of(as_long(step, data.delta), data.z, layer.stored)
         _measure(cells, replace(here, found={}), name, change)
+        if name == "+U":
+            _measure(cells, replace(here, found={}), "-U", frames.negated(change))
     _constructions(cells, layer, data, setting)
     gathered: Any = data.gathered
     base = base.in_dtype(data.single)

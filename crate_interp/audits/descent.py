@@ -264,36 +264,36 @@ def _steep(
     less: the squared length of what does not lie along the frame. dtype: if it is float32, those
     gradients of which this takes nearly all are computed again in float64.
     """
-    whole = _quadratic(ways, _products(spectrum.in_dtype(dtype), kernel.to(dtype)).double())
+    whole = _lengths(spectrum.in_dtype(dtype), kernel.to(dtype), ways)
     along = whole - less
     if dtype == torch.float32:
         cancels = along < _CANCELS * whole
         rows = cancels.any(dim=1)
         if holds_somewhere(rows):
             few = Spectrum(spectrum.values[rows], spectrum.vectors[rows], spectrum.codes[rows])
-            exact = _quadratic(ways[rows], _products(few, kernel)) - less[rows]
+            exact = _lengths(few, kernel, ways[rows]) - less[rows]
             along[rows] = torch.where(cancels[rows], exact, along[rows])
     return _root(along)
 
 
-def _products(spectrum: Spectrum, kernel: Float[Tensor, "inner inner"]) -> Tensor:
-    """Returns <X v_i v_i^T U^T, X v_j v_j^T U^T> for all pairs of eigenvectors of all heads.
+def _lengths(
+    spectrum: Spectrum, kernel: Float[Tensor, "inner inner"], ways: Float[Tensor, "batch way inner"]
+) -> PerWay:
+    """Returns the squared lengths of sum_i c_i X v_i v_i^T U^T over the eigenvectors of all heads.
 
-    X = F^T F C.
-
-    kernel: the inner products of the columns of U.
+    X = F^T F C. kernel: the inner products of the columns of U. ways: the c_i.
     """
-    rotated = spectrum.rotated(spectrum.codes)
     heads, width = spectrum.values.shape[1:]
-    # V^T K V with a block of V for each head, multiplied from one side at a time
-    half = (kernel.unflatten(1, (heads, width)).transpose(0, 1) @ spectrum.vectors).mT
-    half = half.flatten(1, 2)  # [batch, inner, inner]: the second axis is still that of K
-    whole = (half.unflatten(2, (heads, width)).transpose(1, 2) @ spectrum.vectors).transpose(1, 2)
-    return (rotated.mT @ rotated).mul_(whole.flatten(2))
-
-
-def _quadratic(c: Float[Tensor, "batch way inner"], products: Tensor) -> PerWay:
-    return ((c @ products) * c).sum(dim=-1)
+    by_head = kernel.unflatten(1, (heads, width)).transpose(0, 1).contiguous()
+    found = torch.empty_like(ways[..., 0])
+    # sample by sample, since a matrix [inner, inner] of one sample fits the cache
+    for place, rotated in enumerate(spectrum.rotated(spectrum.codes)):
+        v, c = spectrum.vectors[place], ways[place]
+        # V^T K V with a block of V for each head, multiplied from one side at a time
+        half = (by_head @ v).transpose(0, 1).reshape(heads, width, -1)
+        products = (v.mT @ half).flatten(0, 1).mul_(rotated.mT @ rotated).to(c)
+        found[place] = ((c @ products) * c).sum(dim=-1)
+    return found
 
 
 def _root(square: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from crate_interp.audits.objectives import Codes, Objective, PerSample, PerToken, Stream
 from crate_interp.measures.checks import qr
+from crate_interp.measures.lasso import steepest
 from crate_interp.models.layers.norm import HookedLayerNorm, HookedNorm, HookedRMSNorm
 
 
@@ -112,9 +113,7 @@ class Subspaces:
     @cached_property
     def largest(self) -> tuple[float, float]:
         """Returns the squared spectral norms of `wide` and of `gained`."""
-        gained = self.kernels[0] if self.gained is self.wide else self.gained.T @ self.gained
-        both = (self.kernels[0], gained)
-        return float(torch.linalg.eigvalsh(both[0])[-1]), float(torch.linalg.eigvalsh(both[1])[-1])
+        return steepest(self.wide), steepest(self.gained)
 
 
 def subspaces_of(
@@ -181,8 +180,8 @@ def rows_of(z: Stream, u: Subspaces) -> Rows:
     wide, reading = u.narrow if z.dtype == torch.float32 else (u.wide, u.reading)
     codes = u.spread(z @ wide).contiguous()
     read = codes if u.reading is u.wide else u.spread(z @ reading).contiguous()
-    z = z.double()
-    return Rows(codes, read, z.square().sum(dim=-1), z.mean(dim=-1))
+    square = torch.linalg.vector_norm(z, dim=-1, dtype=torch.float64).square()
+    return Rows(codes, read, square, z.mean(dim=-1, dtype=torch.float64))
 
 
 def update_of(delta: Stream, z: Stream, u: Subspaces) -> Update:

@@ -8,12 +8,14 @@ from typing import Any
 
 import pandas as pd
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from crate_interp import measures
 from crate_interp.audits import attention, claims, frames, objectives, sparse
 from crate_interp.audits.setting import Cells, Setting
+from crate_interp.measures.lasso import steepest
 from crate_interp.models.layers.sparse_steps import Lasso
 from crate_interp.probes.layer_reading import dictionary, tied_subspaces
 
@@ -40,6 +42,7 @@ class Audited:
     lasso: Lasso | str
     random: tuple[Tensor, ...]  # random dictionaries with the singular values of D
     norm: frames.Norm | None  # the norm before the sparse step, if the code is as wide as Z
+    largest: float  # |D|_2^2 of the lasso; 0 without one
 
 
 def audited(blocks: Sequence[Any], setting: Setting) -> list[Audited]:
@@ -58,7 +61,8 @@ def audited(blocks: Sequence[Any], setting: Setting) -> list[Audited]:
         attn = None
         if u is not None:
             attn = attention.layer_of(block.attn, block.ln1, partial(of_maps.like, draws=maps))
-        found.append(Audited(index, attn, lasso, random, norm))
+        largest = steepest(lasso.d) if is_lasso else 0.0
+        found.append(Audited(index, attn, lasso, random, norm, largest))
     return found
 
 
@@ -107,7 +111,7 @@ def of_layer(
             cells |= attention.of_attention(layer.attention, given, own)
         if layer.norm is not None and isinstance(layer.lasso, Lasso):
             y, code = (acts[point][first:stop] for point in POINTS[2:4])
-            cells |= sparse.of_rates(layer.lasso.d, layer.norm, y, code, own.grid)
+            cells |= sparse.of_rates(layer.lasso, layer.norm, y, code, own.grid)
         found.append((start + first, cells))
     return found + _sparse(layer, acts, start, count, setting)
 
@@ -144,13 +148,11 @@ def _sparse(
         found.append((start + first, cells))
     for first, stop in _slices(count, start, setting, len(sparse.SCALES) * setting.tokens * atoms):
         y, code = (acts[point][first:stop] for point in POINTS[2:4])
-        cells = sparse.of_solution(lasso, y, code, setting.tokens)
-        if setting.at(start + first).limited:
-            more, scales = sparse.limits(lasso, y, setting.tokens)
-            cells |= more
-            if layer.norm is not None:
-                rates = sparse.rates_at_scale(lasso, scales, layer.norm, y, setting.grid)
-                cells |= {("construction", *key[1:]): numbers for key, numbers in rates.items()}
+        limited = bool(setting.at(start + first).limited)
+        cells, scales = sparse.of_solution(lasso, y, code, setting.tokens, layer.largest, limited)
+        if scales is not None and layer.norm is not None:
+            rates = sparse.rates_at_scale(lasso, scales, layer.norm, y, setting.grid)
+            cells |= {("construction", *key[1:]): numbers for key, numbers in rates.items()}
         found.append((start + first, cells))
     return found
 
@@ -206,10 +208,11 @@ def _generator(seed: int, null: str, place: int, draw: int) -> torch.Generator:
     return torch.Generator().manual_seed(own)
 
 
-def of_weights(block: Any) -> dict[str, tuple[float, float]]:
+def of_weights(block: Any, heads: pd.DataFrame) -> dict[str, tuple[float, float]]:
     """Returns (value, null) for each number of a layer's weights; null is NaN if there is none.
 
-    The null of "incoherent" is its value for random subspaces, p / d.
+    heads: the layer's `of_heads`. The null of "incoherent" is its value for random subspaces, p /
+    d.
     """
     u, d = tied_subspaces(block), dictionary(block)
     none = float("nan")
@@ -224,8 +227,7 @@ def of_weights(block: Any) -> dict[str, tuple[float, float]]:
         gram = wide @ wide.T
         off = gram / gram.diagonal().mean() - torch.eye(len(gram)).to(gram)
         numbers["complete_scaled"] = float(torch.linalg.matrix_norm(off) / len(gram) ** 0.5), none
-        cosines: Any = of_heads(block)
-        numbers["output_map"] = tuple(cosines[["cosine", "null"]].mean())
+        numbers["output_map"] = float(heads["cosine"].mean()), float(heads["null"].mean())
         if len(u) > 1:
             numbers["incoherent"] = float(measures.head_overlap(u).mean()), u.shape[2] / u.shape[1]
     if d is not None and d.shape[0] == d.shape[1]:
@@ -246,8 +248,8 @@ def of_heads(block: Any) -> pd.DataFrame:
         return pd.DataFrame(columns=["head", "cosine", "null", "spread"])
     u, out = u.detach().double(), block.attn.W_O.detach().double()
     own = measures.output_map_cosine(out, u)
-    others = [measures.output_map_cosine(out, u.roll(turn, dims=0)) for turn in range(1, len(u))]
-    null = torch.stack(others).mean(dim=0) if others else own * float("nan")
+    cosines = F.normalize(out.flatten(1)) @ F.normalize(u.mT.flatten(1)).T
+    null = (cosines.sum(dim=1) - cosines.diagonal()) / (len(u) - 1)
     spread = (u.shape[1] * u.shape[2]) ** -0.5
     columns = {"head": range(len(u)), "cosine": own.tolist(), "null": null.tolist()}
     return pd.DataFrame(columns).assign(spread=spread)

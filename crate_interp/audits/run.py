@@ -203,12 +203,12 @@ def _of_chunk(chunk: Chunk, setting: Setting) -> Tables:
         chunk.measure(more, [Reading(points, partial(measure, count=len(batch.inputs)))])
     tables = {"numbers": table_of(rows)}
     if not chunk.number:  # weights are measured once for all chunks
+        heads = [layers.of_heads(block).assign(layer=index) for index, block in enumerate(blocks)]
         weights = [
             (index, name, value, null)
             for index, block in enumerate(blocks)
-            for name, (value, null) in layers.of_weights(block).items()
+            for name, (value, null) in layers.of_weights(block, heads[index]).items()
         ]
-        heads = [layers.of_heads(block).assign(layer=index) for index, block in enumerate(blocks)]
         tables["weights"] = pd.DataFrame(weights, columns=["layer", "number", "value", "null"])
         tables["heads"] = pd.concat(heads, ignore_index=True)
     return tables

@@ -5,6 +5,7 @@ It also measures whether the step keeps the rate R, and whether D Z has the same
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -13,7 +14,7 @@ from torch import Tensor
 from crate_interp.audits.frames import Norm, over, single_of
 from crate_interp.audits.objectives import PerSample, SparseCode, Stream, rates_of_codes
 from crate_interp.audits.setting import Cells
-from crate_interp.measures import lasso_objective, lasso_solution, zero_fraction
+from crate_interp.measures import lasso_objective, zero_fraction
 from crate_interp.measures.lasso import lasso_solutions_at
 from crate_interp.models.layers.sparse_steps import Lasso
 from crate_interp.probes.layer_reading import FRAMES
@@ -61,12 +62,41 @@ def of_random(
     return cells | {("random D", *_ALL): null}
 
 
-def of_solution(lasso: Lasso, y: Stream, code: SparseCode, tokens: int) -> Cells:
-    """Returns the numbers that compare the code with the lasso's solution, on some tokens."""
+def of_solution(
+    lasso: Lasso, y: Stream, code: SparseCode, tokens: int, largest: float, limited: bool
+) -> tuple[Cells, PerSample | None]:
+    """Returns the numbers that compare the code with the lasso's solution, on some tokens.
+
+    largest: |D|_2^2. If limited, the numbers of the ceiling, of the lasso's solution and of the
+    construction too, and the best scale of D for each sample. The ceiling is the code of
+    `best_steps`. The construction is the step with D at the best scale: of the scales in SCALES,
+    the one at which the step covers the largest share of the way from its start to the solution, on
+    some tokens. Each number is measured on the tokens of the layer's own number.
+    """
     places, setting = _part(y, tokens)
     own, some = _as(torch.float64, lasso), y[:, places].double()
-    solution = lasso_solution(some, own.d, own.lambd, **_SOLVED)
-    return {("layer", *setting): beside_solution(own, some, code[:, places].double(), solution)}
+    scales = SCALES if limited else (1.0,)
+    solutions = lasso_solutions_at(some, own.d, own.lambd, scales, largest, **_SOLVED)
+    solution = solutions[scales.index(1.0)]
+    layer = beside_solution(own, some, code[:, places].double(), solution)
+    cells: Cells = {("layer", *setting): layer}
+    if not limited:
+        return cells, None
+    best, found = _at_best_scale(own, some, solutions)
+    single, x = _single(lasso, y)
+    scaled = [
+        _with_dictionary(single, one[None], single.d * scale)
+        for one, scale in zip(x, best, strict=True)
+    ]
+    whole = {name: torch.cat([part[name] for part in scaled]) for name in scaled[0]}
+    cells |= {
+        ("ceiling", *_ALL): measured(single, x, best_steps(single, x)),
+        ("ceiling", *setting): beside_solution(own, some, best_steps(own, some), solution),
+        ("lasso solution", *setting): measured(own, some, solution),
+        ("construction", *_ALL): whole,
+        ("construction", *setting): found,
+    }
+    return cells, best
 
 
 def _part(y: Tensor, tokens: int) -> tuple[Tensor, tuple[str, float, str, str]]:
@@ -130,35 +160,6 @@ def _with_dictionary(lasso: Lasso, y: Tensor, d: Tensor) -> dict[str, Tensor]:
     return measured(other, y, code) | {"threshold": over(zeros[0] - zeros[1], zeros[0])}
 
 
-def limits(lasso: Lasso, y: Stream, tokens: int) -> tuple[Cells, PerSample]:
-    """Returns the numbers of the ceiling, of the lasso's solution and of the construction.
-
-    The ceiling is the code of `best_steps`. The construction is the step with D at the best scale
-    for each sample. Of the scales in SCALES, the best is the one at which the step covers the
-    largest share of the way from its start to the solution, on some tokens. The best scales are
-    returned too. Each number is measured on the tokens of the layer's own number.
-    """
-    own, (single, all_tokens) = _as(torch.float64, lasso), _single(lasso, y)
-    places, setting = _part(y, tokens)
-    some = y[:, places].double()
-    solutions = lasso_solutions_at(some, own.d, own.lambd, SCALES, **_SOLVED)
-    solution = solutions[SCALES.index(1.0)]
-    scales, found = _at_best_scale(own, some, solutions)
-    scaled = [
-        _with_dictionary(single, one[None], single.d * scale)
-        for one, scale in zip(all_tokens, scales, strict=True)
-    ]
-    whole = {name: torch.cat([part[name] for part in scaled]) for name in scaled[0]}
-    cells: Cells = {
-        ("ceiling", *_ALL): measured(single, all_tokens, best_steps(single, all_tokens)),
-        ("ceiling", *setting): beside_solution(own, some, best_steps(own, some), solution),
-        ("lasso solution", *setting): measured(own, some, solution),
-        ("construction", *_ALL): whole,
-        ("construction", *setting): found,
-    }
-    return cells, scales
-
-
 def best_steps(lasso: Lasso, y: Stream) -> SparseCode:
     """Returns the code with the least objective that the layer's number of steps can reach.
 
@@ -206,17 +207,17 @@ def _at_best_scale(
 
 
 def of_rates(
-    d: Float[Tensor, "d_model d_model"], norm: Norm, y: Stream, code: Stream, eps: Sequence[float]
+    lasso: Lasso, norm: Norm, y: Stream, code: Stream, eps: Sequence[float], scales: Any = 1.0
 ) -> Cells:
     """Returns the relative change of R from the input y to the code Z, and from Z to D Z.
 
-    In the frame "read", Z and D Z pass through the LayerNorm that y has already passed.
+    In the frame "read", Z and D Z pass through the LayerNorm that y has already passed. scales: of
+    D, a number or `[batch, 1, 1]`.
     """
-    dtype = single_of(y.dtype)
-    after = code.to(dtype)
-    decoded = after @ d.to(dtype).T
+    own, after = _single(lasso, code)
+    decoded = after @ own.d.T * scales
     found = {name: _rates(z, norm, eps) for name, z in (("z", after), ("dz", decoded))}
-    found["y"] = _rates(y.to(dtype), None, eps)
+    found["y"] = _rates(y.to(after), None, eps)
     cells: Cells = {}
     for frame in FRAMES:
         read, kept, back = (found[name][frame] for name in ("y", "z", "dz"))
@@ -231,15 +232,9 @@ def rates_at_scale(
     lasso: Lasso, scales: PerSample, norm: Norm, y: Stream, eps: Sequence[float]
 ) -> Cells:
     """Returns the numbers of `of_rates` for a step whose D is scaled, sample by sample."""
-    parts: list[Cells] = []
-    for scale, one in zip(scales.tolist(), y, strict=True):
-        other = replace(lasso, d=lasso.d * scale)
-        (code,) = other.run(one[None], other.lambd)
-        parts.append(of_rates(other.d, norm, one[None], code, eps))
-    return {
-        key: {name: torch.cat([part[key][name] for part in parts]) for name in parts[0][key]}
-        for key in parts[0]
-    }
+    steps = [replace(lasso, d=lasso.d * scale) for scale in scales.tolist()]
+    codes = [step.run(one[None], step.lambd)[0] for step, one in zip(steps, y, strict=True)]
+    return of_rates(lasso, norm, y, torch.cat(codes), eps, scales[:, None, None].to(y))
 
 
 def _rates(z: Stream, norm: Norm | None, eps: Sequence[float]) -> dict[str, Tensor]:

@@ -111,7 +111,13 @@ def lasso_solution(
         raise ValueError(f"lambd={lambd}: give penalties of at least 0.")
     if not good[1]:
         raise ValueError("y or d holds NaN or Inf: give finite targets and a finite dictionary.")
-    return lasso_solutions_at(y, d, lambd, (1.0,), tol, max_steps)[0]
+    return lasso_solutions_at(y, d, lambd, (1.0,), steepest(d), tol, max_steps)[0]
+
+
+def steepest(d: Float[Tensor, "d_model d_mlp"]) -> float:
+    """Returns the squared spectral norm of a matrix, in float64."""
+    small = d if d.shape[0] < d.shape[1] else d.mT
+    return float(torch.linalg.eigvalsh(small.double() @ small.mT.double())[-1])
 
 
 @torch.no_grad()
@@ -120,17 +126,17 @@ def lasso_solutions_at(
     d: Float[Tensor, "d_model d_mlp"],
     lambd: float | Tensor,
     scales: Sequence[float],
+    largest: float,
     tol: float = 1e-6,
     max_steps: int = 2000,
 ) -> list[Code]:
     """Returns `lasso_solution` for the dictionary D times each of the scales, solved in parallel.
 
     The code for c D is 1 / c times the code for D with the penalty lambd / c, at every step.
+    largest: `steepest(d)`.
     """
     # in float64, because a float32 gradient stops short of the minimum
     rows, wide = y.reshape(-1, y.shape[-1]).double(), d.double()
-    small = wide @ wide.mT if d.shape[0] < d.shape[1] else wide.mT @ wide
-    largest = float(torch.linalg.eigvalsh(small)[-1])
     shape = (*y.shape[:-1], d.shape[1])
     if largest == 0:
         return [torch.zeros(shape, dtype=y.dtype, device=y.device) for _ in scales]
