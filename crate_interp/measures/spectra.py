@@ -154,11 +154,8 @@ def second(weights: Floats, root: Floats) -> tuple[Floats, float]:
         value, vector = 0.0, _second_piece(pieces, root)
     else:
         # a float32 inverse takes half the time and is enough to precondition the float64 residual
-        value, vector = (
-            _inverse_krylov(weights, root, np.float32)
-            or _inverse_krylov(weights, root, np.float64)
-            or _dense(weights, root)
-        )
+        either = (_inverse_krylov(weights, root, dtype) for dtype in (np.float32, np.float64))
+        value, vector = next(filter(None, either), None) or _dense(weights, root)
     vector = vector / root
     return vector * np.sign(vector[first_largest(np.abs(vector))]), value
 
