@@ -227,7 +227,7 @@ def of_weights(block: Any, heads: pd.DataFrame) -> dict[str, tuple[float, float]
         gram = wide @ wide.T
         off = gram / gram.diagonal().mean() - torch.eye(len(gram)).to(gram)
         numbers["complete_scaled"] = float(torch.linalg.matrix_norm(off) / len(gram) ** 0.5), none
-        numbers["output_map"] = float(heads["cosine"].mean()), float(heads["null"].mean())
+        numbers["output_map"] = heads["cosine"].mean().item(), heads["null"].mean().item()
         if len(u) > 1:
             numbers["incoherent"] = float(measures.head_overlap(u).mean()), u.shape[2] / u.shape[1]
     if d is not None and d.shape[0] == d.shape[1]:

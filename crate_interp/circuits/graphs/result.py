@@ -117,7 +117,7 @@ class AttributionGraph(Result):
     @property
     def predicts(self) -> float:
         """Returns how well attributions predict ablations: Pearson's r, mean over layers."""
-        return float(self.of("agreement")["pearson"].mean())
+        return self.of("agreement")["pearson"].to_numpy().mean()
 
     @property
     def kept(self) -> float:
