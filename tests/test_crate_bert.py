@@ -14,6 +14,7 @@ import crate_interp as ci
 import family_reference
 from conftest import FIXTURES, make_lm, refuses, same_model
 from crate_interp.models.text.tokenizer import build
+from golden.digests import machine
 from test_families import POINTS
 
 FILE = FIXTURES / "crate_bert" / "model_steps_100.pt"
@@ -44,7 +45,10 @@ def test_every_recorded_tensor(case):
             ours[name] = found.flatten(2) if kind == "w" else found
             # recorded before real tokens are cut out
             value = value * (1 - cut) if kind == "attn" else value
-        assert_close(ours[name], value, atol=5e-6 if "logits" in name else 0.0, rtol=0, msg=name)
+        atol = 5e-6 if "logits" in name else 0.0
+        if not machine().startswith("AuthenticAMD"):  # its sums end in other last places
+            atol = 4 * torch.finfo(value.dtype).eps * value.abs().max().item()
+        assert_close(ours[name], value, atol=atol, rtol=0, msg=name)
     weights, exact = {key: one.double() for key, one in torch.load(FILE).items()}, model.double()
     plain, follows = family_reference.bert(weights, tokens, RECORDED["segments"], 4, cut)
     assert_close(exact(tokens, **given), plain, atol=1e-10, rtol=1e-10)

@@ -49,9 +49,8 @@ def test_pictures_paths_and_bytes_agree(model, tmp_path):
         torch.from_numpy(array.copy()),
     ):
         torch.testing.assert_close(model.preprocess(given), wanted, atol=1e-6, rtol=1e-6)
-    assert (
-        model.preprocess(images[0]).shape == model.preprocess(str(paths[0])).shape == (1, 3, 6, 20)
-    )
+    for form in (images[0], str(paths[0])):
+        assert model.preprocess(form).shape == (1, 3, 6, 20)
     assert model.double().preprocess(images[0]).dtype is torch.float64
 
 
