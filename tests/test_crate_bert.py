@@ -47,7 +47,7 @@ def test_every_recorded_tensor(case):
             value = value * (1 - cut) if kind == "attn" else value
         atol = 5e-6 if "logits" in name else 0.0
         if not machine().startswith("AuthenticAMD"):  # its sums end in other last places
-            atol = 4 * torch.finfo(value.dtype).eps * value.abs().max().item()
+            atol = max(atol, 4 * torch.finfo(value.dtype).eps * value.abs().max().item())
         assert_close(ours[name], value, atol=atol, rtol=0, msg=name)
     weights, exact = {key: one.double() for key, one in torch.load(FILE).items()}, model.double()
     plain, follows = family_reference.bert(weights, tokens, RECORDED["segments"], 4, cut)
