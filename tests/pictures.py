@@ -78,7 +78,7 @@ def results(out: Path, limit: int = 128, untrained: int = 5) -> Pages:
     report = ci.report(model, data, out / "report", untrained=untrained, audit=True, **few)
     start = ci.load(ROOT / "demos" / "weights" / "crate-tiny-pictures", revision="step-500")
     few["limit"] = min(limit, 64)
-    compared = ci.compare(model, start, data, names=("end", "step 500"), **few)
+    compared = ci.compare(model, start, data, names=("trained", "step 500"), **few)
     compare = ci.viz.compare_page(compared, out / "compare")
     return {
         "compare": (compare, ["adjusted for the layers"]),

@@ -105,7 +105,7 @@ def test_the_page_of_heads(cache, images, tmp_path):
     largest = torch.stack([ci.maps.attention(cache, at).amax(dim=(2, 3)) for at in (0, -1)])
     assert (marked.argmax(-1) == largest.numpy().argmax(-1)).all() and (marked.sum(-1) == 1).all()
     layer, image, head = np.unravel_index(int(largest.argmax()), largest.shape)
-    named = f"In image {image}, head L{[0, LAYERS - 1][layer]}H{head} gives one"
+    named = f"L{[0, LAYERS - 1][layer]}H{head} gives one patch of image {image} "
     assert named in re.sub("<[^>]*>", "", html) and html.count("means over") == 0
     assert "<iframe srcdoc=" in page._repr_html_() and "kB" in repr(page)
 
@@ -186,9 +186,11 @@ def test_activations_are_a_grid_of_patches_or_tokens(cache):
     code = torch.stack([cache["post", layer][0][:, [3, 1]].T for layer in (2, 0)]).numpy()
     np.testing.assert_allclose(np.array(data["values"]), code, rtol=6e-3)
     assert (data["layers"], data["atoms"], data["grid"]) == ([2, 0], [3, 1], [3, 4])
-    assert data["first"] == [*np.unravel_index((on := code[..., 1:]).argmax(), on.shape)[:2]]
+    on = code[..., 1:]
+    above = (on.max(-1) - on.mean(-1)) / np.sqrt((on**2).mean((1, 2)))[:, None]
+    assert data["first"] == [*np.unravel_index(above.argmax(), above.shape)]
     layer, atom = [2, 0][data["first"][0]], [3, 1][data["first"][1]]
-    assert f"(L{layer}A{atom}) has the largest value" in page.html()
+    assert f"(L{layer}A{atom}) stands out most" in page.html()
 
 
 @pytest.fixture(scope="module")

@@ -49,9 +49,7 @@ def among_patches(row):
 
 def cell(table, name, layer, head=None):
     probe, statistic = name.split(".")
-    rows = table[
-        (table["probe"] == probe) & (table["statistic"] == statistic) & (table["layer"] == layer)
-    ]
+    rows = table.query(f"probe == '{probe}' and statistic == '{statistic}' and layer == {layer}")
     return rows if head is None else rows[rows["head"] == head].iloc[0]
 
 

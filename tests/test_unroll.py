@@ -119,9 +119,8 @@ def test_own_steps_change_nothing_and_random_ones_are_as_long(network):
         own = answers.query(f"kind == '{kind}' and steps == {count}")
         np.testing.assert_allclose(own["loss"], base["loss"], rtol=1e-9)
     other = answers.query(f"steps == {count + 2}")
-    assert not np.allclose(
-        *(other.query(f"kind == '{kind}'")["loss"] for kind in ("unrolled", "random"))
-    )
+    losses = (other.query(f"kind == '{kind}'")["loss"] for kind in ("unrolled", "random"))
+    assert not np.allclose(*losses)
     layers = result.table("layers").groupby("steps")["layer_change"].mean()
     assert layers[count] < 1e-12 < layers[count + 2]
     objective = result.table("layers").groupby("steps")["objective"].mean()

@@ -309,7 +309,8 @@ class AuditResult(Result):
         words = jobs["answer"] + ": " + jobs["value"] + chance
         wide = jobs.assign(words=words).pivot(index="layer", columns="claim", values="words")
         titles = [f"{CLAIMS[name].short}?" for name in wide]
-        by_layer = as_text(["layer", *titles], wide.fillna("").reset_index().to_numpy().tolist())
+        rows = wide.fillna("").reset_index().astype(str).to_numpy().tolist()
+        by_layer = as_text(["layer", *titles], rows)
         return f"{JOBS}\n{by_layer}\n\n{as_text(header, lines)}"
 
     def sentences(self) -> list[str]:
@@ -326,8 +327,8 @@ class AuditResult(Result):
         ways[verdicts.BY_CONSTRUCTION] = "an ideal layer fails too"
         others = [f" In {counts[word]} {way}." for word, way in ways.items() if word in counts]
         kept = counts.get(verdicts.KEPT, 0)
-        where = f"{kept} of {layers} layers" if kept else f"no layer of {layers}"
-        lead = f"Attention lowers {goal} (token cost) in every setting in {where}."
+        verb = "attention lowers" if kept else "does attention lower"
+        lead = f"In {kept or 'none'} of {layers} layers {verb} {goal} (token cost) in all settings."
         answer = lead + "".join(others)
         rows = main_rows(self, "cells")
         rows = rows[(rows["number"] == "compresses") & (rows["frame"] == "read")]

@@ -233,8 +233,8 @@ def _finding(
     percents = [f"{100 * share:.0f}\u00a0%" for share in shares.max(axis=1)]
     winners, image = shares.argmax(axis=1), int(shares.max(axis=1).argmax())
     best = winners[image]
-    words = f"In image {image}, head {names[best]} gives one patch the largest {what} of "
-    words += f"{len(names)} heads: {percents[image]}."
+    words = f"Of {len(names)} heads, {names[best]} gives one patch of image {image} the largest "
+    words += f"{what}: {percents[image]}."
     others, doubt = np.flatnonzero(winners != best), "In every image it is this head."
     if len(others):
         other = others[shares[others].max(axis=1).argmax()]

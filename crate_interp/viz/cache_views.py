@@ -83,6 +83,8 @@ def attention(
     labels = [f"L{number}H{head}" for head in chosen]
     shape = None if model.cfg.kind == "text" or tokens is not None else grid_of(model, grid)
     said, opened = _finding(values, labels, names, shape is not None)
+    shown = {"tokens": names, "heads": labels, "grid": shape, **opened, **_packed(values)}
+    shown["causal"] = bool(model.cfg.kind == "text" and model.cfg.causal)
     return Html.of(
         "attention.html",
         f"{name_of(cache)}: what each token attends to, layer {number}, sample {sample}",
@@ -91,14 +93,7 @@ def attention(
         cfg=model.cfg,
         layer=number,
         sample=sample,
-        pattern={
-            "tokens": names,
-            "heads": labels,
-            "causal": bool(model.cfg.kind == "text" and model.cfg.causal),
-            "grid": shape,
-            **opened,
-            **_packed(values),
-        },
+        pattern=shown,
     )
 
 
@@ -137,7 +132,7 @@ def _finding(
         whom = f"patch ({tokens[looks[0]].replace(',', ', ')})" if looks[0] else "itself"
         share = f"{100 * values[first, 0].max():.2g}\u00a0% of its attention"
         said = f"{where}, {tokens[0]} gives {whom} {share}: effectively {counts[first]} of {count}"
-        mean = f"A mean token of this head spreads over {support[first].mean():.0f}"
+        mean = f"The average token of this head sees {support[first].mean():.0f}"
         return [f"{said} tokens.", f"That is {fewest}. {mean}."], found
     others, even = looks[looks != np.arange(count)], (values > 0).sum(axis=2).mean()
     said = f"{where}, every token looks most at itself."
@@ -147,7 +142,7 @@ def _finding(
         nth = "the first " * (names.index(names[key]) == key and names.count(names[key]) > 1)
         word = f"{nth}\u201c{names[key]}\u201d ({key}), and {count - len(others)} at themselves"
         said = f"{where}, {votes[key]} of {count} tokens look most at {word}."
-    mean = f"A mean token spreads over {counts[first]} of {even:.3g} tokens"
+    mean = f"The average token sees {counts[first]} of the {even:.3g} tokens that it could"
     return [said, f"{mean}, {fewest}."], found
 
 
@@ -164,8 +159,9 @@ def activations(
 ) -> Html:
     """Returns a page that colours each patch or token by an atom's activation.
 
-    The reader chooses layer and atom; the page opens on those of the largest activation, and shows
-    the atoms with the largest activations of the layer first.
+    The reader chooses layer and atom; the page opens on the atom that rises furthest above its
+    mean, in units of its layer's root mean square, and shows the atoms with the largest activations
+    of the layer first.
 
     Args:
         cache: From `model.run_with_cache(x)`.
@@ -192,15 +188,14 @@ def activations(
     title, kicker = f"{name_of(cache)}: where {word}s are on", f"{point}, sample {sample}"
     patches = model.cfg.n_special if model.cfg.kind != "text" and tokens is None else 0
     places = values[patches:]
-    said = _most_on(places, called[patches:], chosen, picked, word)
-    _, first, best = np.unravel_index(int(places.argmax()), places.shape)
+    said, (_, *first) = _most_on(places, called[patches:], chosen, picked, word)
     data = {
         "tokens": names_of(model, known, len(found[0]), grid),
         "values": _rounded(values.permute(1, 2, 0)),  # [layer, atom, pos]
         "layers": chosen,
         "atoms": picked,
         "names": called,
-        "first": [int(first), int(best)],
+        "first": first,
     }
     page, bundle, picture = "texts/atoms-text.html", _bundle(), ""
     if model.cfg.kind != "text" and tokens is None:
@@ -261,11 +256,10 @@ def top_tokens(
         data["values"].append(_rounded(ranked.values[..., ends]))
         data["ranked"].append(ranked.indices[..., ends].tolist())
     word, values = entry_word(cache.model.cfg.sparse_step), torch.cat(stacks)
-    first = max(range(n), key=lambda sample: float(stacks[sample].max()))
-    data["first"] = [first, int(stacks[first].amax(dim=(0, 2)).argmax())]
     data["most"] = float(values.abs().max()) or 1.0
     title = f"{name_of(cache)}: in which tokens {word}s are largest"
-    said = _most_on(values, places, chosen, data["atoms"], word)
+    said, (pos, layer, _) = _most_on(values, places, chosen, data["atoms"], word)
+    data["first"] = [pos // len(stacks[0]), layer]
     kicker = f"{point}, {counted(n, 'samples')}"
     return Html.of("texts/top-tokens.html", title, kicker=kicker, said=said, word=word, data=data)
 
@@ -275,26 +269,36 @@ def _places(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
     names = names_of(model, tokens, count, grid)
     if tokens is None and model.cfg.kind != "text":
         return [names[0], *("patch (row {}, column {})".format(*n.split(",")) for n in names[1:])]
-    return [f"the token \u201c{name}\u201d".replace(" ", "\u00a0") for name in names]
+    return [
+        f"the token \u201c{name.strip() or name}\u201d".replace(" ", "\u00a0") for name in names
+    ]
 
 
 def _most_on(
     values: Tensor, places: list[str], layers: list[int], atoms: list[int], word: str
-) -> list[str]:
-    """Returns sentences on the largest value `[pos, layer, atom]`, and on the share above 0."""
-    on = values > 0
+) -> tuple[list[str], tuple[int, int, int]]:
+    """Returns sentences on the atom that stands out most, and the token, layer and atom.
+
+    It has the largest value `[pos, layer, atom]` less its mean over tokens, in units of the root
+    mean square of its layer.
+    """
+    on, mean = values > 0, values.mean(dim=0)
+    scale = values.square().mean(dim=(0, 2)).sqrt().clamp(min=1e-30)[:, None]  # [layer, 1]
+    layer, atom = divmod(int(((values.amax(dim=0) - mean) / scale).argmax()), len(atoms))
+    pos, share = int(values[:, layer, atom].argmax()), 100 * float(on.double().mean())
     if not on.any():
-        return [f"These {word}s are off: no value is above 0 in any token."]
-    pos, layer, atom = np.unravel_index(int(values.argmax()), values.shape)
-    largest, share = float(values[pos, layer, atom]), 100 * float(on.double().mean())
-    row, column = layers[layer], atoms[atom]
-    return [
-        f"{word.capitalize()} {column} of layer {row} (L{row}A{column}) "
-        f"has the largest value, {largest:.3g}, at {places[pos]}.",
-        f"About {on.sum(2).double().mean():.0f} of {counted(len(atoms), f'{word}s')} are on at a "
+        return [f"These {word}s are off: no value is above 0 in any token."], (pos, layer, atom)
+    name = f"{word.capitalize()} {atoms[atom]} of layer {layers[layer]}"
+    largest, usual = (f"{each[layer, atom]:.3g}" for each in (values[pos], mean))
+    said = [
+        f"{name} (L{layers[layer]}A{atoms[atom]}) stands out most: {largest} at {places[pos]}, "
+        f"{usual} on average.",
+        f"It is on at {on[:, layer, atom].sum()} of {counted(len(on), 'tokens')}. About "
+        f"{on.sum(2).double().mean():.0f} of {counted(len(atoms), f'{word}s')} are on at a "
         f"token. Of all values {share:.3g}\u00a0% are above 0, with a median of "
         f"{float(values[on].median()):.2g}.",
     ]
+    return said, (pos, layer, atom)
 
 
 def _rounded(values: Tensor) -> Any:

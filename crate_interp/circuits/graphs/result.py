@@ -26,7 +26,7 @@ EMBEDDING, BIAS, TARGET = -1, -2, -3  # in place of the number of an atom
 CLEAR = 0.05  # a set of codes is called better than another from this share of the answer on
 SINGLE = 0.1  # an answer rests on single codes if one of them has this share of it
 ONE_INPUT = (  # demos/docs/pages/how/graph.md has the twenty inputs
-    "One input: over twenty, the largest do as well or better in three of four models."
+    "This is one input. Over twenty, the largest keep as much or more in three of four models."
 )
 MODEL, UNTRAINED, RIVAL, RIVAL_NODES = "model", "untrained", "rival", "rival_nodes"
 
@@ -117,7 +117,8 @@ class AttributionGraph(Result):
     @property
     def predicts(self) -> float:
         """Returns how well attributions predict ablations: Pearson's r, mean over layers."""
-        return self.of("agreement")["pearson"].to_numpy().mean()
+        table: Any = self.of("agreement")
+        return float(table["pearson"].mean())
 
     @property
     def kept(self) -> float:
@@ -160,7 +161,7 @@ class AttributionGraph(Result):
         few = tested and np.isnan(self.predicts)
         wrongs = (
             ("chance", chance, "We can't tell the graph's codes from random ones."),
-            ("signs", slopes < FAITHFUL, f"Use effects: attributions have the wrong sign {signs}."),
+            ("signs", slopes < FAITHFUL, f"Trust effects: attributions are wrong in sign {signs}."),
             ("size", size, "The graph does no better than the largest codes."),
             ("untested", not tested, "Attributions were not tested: leave out tests=False."),
             ("few", few, "Too few codes are on to test attributions."),
