@@ -289,11 +289,11 @@ def _most_on(
     if not on.any():
         return [f"These {word}s are off: no value is above 0 in any token."], (pos, layer, atom)
     name = f"{word.capitalize()} {atoms[atom]} of layer {layers[layer]}"
-    largest, usual = (f"{each[layer, atom]:.3g}" for each in (values[pos], mean))
+    unit = "patches" if places[0].startswith("patch") else "tokens"  # CLS does not count
     said = [
-        f"{name} (L{layers[layer]}A{atoms[atom]}) stands out most: {largest} at {places[pos]}, "
-        f"{usual} on average.",
-        f"It is on at {on[:, layer, atom].sum()} of {counted(len(on), 'tokens')}. About "
+        f"{name} (L{layers[layer]}A{atoms[atom]}) stands out most: "
+        f"{values[pos, layer, atom]:.3g} at {places[pos]}, {mean[layer, atom]:.3g} on average.",
+        f"It is on at {on[:, layer, atom].sum()} of {len(on)} {unit}. About "
         f"{on.sum(2).double().mean():.0f} of {counted(len(atoms), f'{word}s')} are on at a "
         f"token. Of all values {share:.3g}\u00a0% are above 0, with a median of "
         f"{float(values[on].median()):.2g}.",
