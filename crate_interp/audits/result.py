@@ -327,8 +327,8 @@ class AuditResult(Result):
         ways[verdicts.BY_CONSTRUCTION] = "an ideal layer fails too"
         others = [f" In {counts[word]} {way}." for word, way in ways.items() if word in counts]
         kept = counts.get(verdicts.KEPT, 0)
-        verb = "attention lowers" if kept else "does attention lower"
-        lead = f"In {kept or 'none'} of {layers} layers {verb} {goal} (token cost) in all settings."
+        lead = f"{kept or 'None'} of {layers} layers lower{'s'[kept > 1 :]} {goal} (token cost) by "
+        lead += "attention in all settings."
         answer = lead + "".join(others)
         rows = main_rows(self, "cells")
         rows = rows[(rows["number"] == "compresses") & (rows["frame"] == "read")]

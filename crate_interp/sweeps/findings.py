@@ -122,7 +122,7 @@ def _changes_in_words(result: "SweepResult", twins: "Results", read: Any = None)
         if rate == "R^c":
             name = f"R^c of {_frame(result)} at eps {_settings(result).get('eps')}"
             what = f"a token's cost (R^c of {_frame(result)})"
-            more = "" if read is None else f", but lowers that of what it reads in {read or 'none'}"
+            more = "" if read is None else f"; rescaled as read, it falls in {read or 'none'}"
         beside = [twin.change for twin in (at_attention(one, rate) for one in twins) if twin]
         untrained = f"; untrained copies {_per_cents(np.mean(beside, axis=0))}" if beside else ""
         few = interval_words(np.nan, np.nan, of=change.of)
