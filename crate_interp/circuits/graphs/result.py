@@ -25,9 +25,7 @@ FAITHFUL = 0.5  # a graph is called faithful if it keeps this share of the answe
 EMBEDDING, BIAS, TARGET = -1, -2, -3  # in place of the number of an atom
 CLEAR = 0.05  # a set of codes is called better than another from this share of the answer on
 SINGLE = 0.1  # an answer rests on single codes if one of them has this share of it
-ONE_INPUT = (  # demos/docs/pages/how/graph.md has the twenty inputs
-    "This is one input. Over twenty, the largest keep as much or more in three of four models."
-)
+ONE_INPUT = "This is one input: on others the largest codes may do as well."
 MODEL, UNTRAINED, RIVAL, RIVAL_NODES = "model", "untrained", "rival", "rival_nodes"
 
 
